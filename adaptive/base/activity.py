@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import sub
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,10 +44,6 @@ INPUT, COMPUTING, EXCHANGING, WAITING, HOOKS, COMPILING, OTHER = range(len(Break
 BETWEEN, EVALUATING, SAVING, RESTORING = range(len(Breakdown._fields), len(Breakdown._fields) + 4)  # between two steps
 NAMES = (*Breakdown._fields, "script", "evaluating", "saving", "restoring")
 """Names of the activities; "script" is the script's own code between two steps."""
-
-Turned = Callable[[int, float, float, float], None]
-"""`turned(activity, began, ended, waited)`, called when an activity ends: times of `time.perf_counter`; the first
-`waited` seconds were spent waiting for other processes."""
 
 
 class WorkerSeconds(NamedTuple):
@@ -97,8 +93,6 @@ class Activity:
       now: the current activity; read from any thread.
       marks: changes of activity: (activity, time, `world.waited`); `~activity` for one with which a step begins. Code
         that runs in every step sets `now` and adds a mark itself, in place of `turn`.
-      turned: called when an activity ends; `None` for no callback.
-      message: the number of the current message, or of the last one.
     """
 
     def __init__(self, world: World):
@@ -112,8 +106,6 @@ class Activity:
         self._known = list(self._seconds)  # at the last call of `between`
         # Total seconds without waiting for other processes and without messages, when the last status was sent.
         self._reported = 0.0
-        self.turned: Turned | None = None
-        self.message = 0
 
     def turn(self, to: int) -> int:
         """Switch to another activity. Return the previous one, to switch back to."""
@@ -127,8 +119,6 @@ class Activity:
             seconds, others = now - self._since, waited - self._waited
             totals[self._at] += seconds - others
             totals[WAITING] += others
-            if self.turned is not None:
-                self.turned(self._at, self._since, now, others)
             if to < 0:
                 to, self._before = ~to, list(totals)
             self._at, self._since, self._waited = to, now, waited

@@ -12,7 +12,6 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from adaptive.graph.plan import HookPlan
-from adaptive.operators.hooks import Hook
 
 from .batch_sizes import BatchSizes
 from .hyperparameters import NONE, Hyperparameters
@@ -51,37 +50,10 @@ class HookOutcome(NamedTuple):
 _NONE_DUE = HookOutcome(None, [], ())
 
 
-class _Unknown:
-    """Values of a policy that have been NaN in every observation so far. Replicated.
-
-    Attributes:
-      values: maps the index of a value to the indices of its leaves; empty for functions, which are not checked.
-      steps: number of observations.
-    """
-
-    def __init__(self, hook: Hook):
-        self.steps = 0
-        self.values: dict[int, list[int]] = {}
-        if hook.handler.every_step:
-            for leaf, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(_numbered(hook))):
-                self.values.setdefault(path[0].idx, []).append(leaf)
-
-    def see(self, leaves: Sequence[Any]) -> None:
-        """Record one observation: drop the values that are not NaN."""
-        self.steps += 1
-        known = [value for value, own in self.values.items() if not all(bool(np.all(np.isnan(leaves[i]))) for i in own)]
-        for value in known:
-            del self.values[value]
-
-
 def _never(state: Any) -> int:
     """Return 0: the hook decides after every step that is due."""
     del state
     return 0
-
-
-def _numbered(hook: Hook) -> Any:
-    return jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
 
 
 class Hooks:
@@ -93,7 +65,6 @@ class Hooks:
       keep_sizes: whether what policies request for batch sizes and workers is ignored.
 
     Attributes:
-      unknown: for each policy, the values that have always been NaN.
       next_due: no hook decides after a step with a lower number than this. Replicated, except that it is 0 from
         `restart` until the next call of `run`.
       watches: whether a hook also observes the steps between decisions. If not, steps before `next_due` need no call.
@@ -119,7 +90,6 @@ class Hooks:
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self.why = [""] * len(hooks)
         self._seen: list[list[_Seen]] = [[] for _ in hooks]
-        self.unknown = [_Unknown(hook) for hook in self.hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # slots with a new worker since the last observation
         self._all_watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self._watching, self.watches = self._all_watching, bool(self._all_watching)
@@ -268,13 +238,10 @@ class Hooks:
         if self._hyperparameters is not None:
             there, types = self._hyperparameters.values, self._hyperparameters.types
         values_so_far = {**there, **asked.hyperparameters}
-        unflatten, unknown = hook.tree.unflatten, self.unknown[i]
-        joined = tuple(sorted(self.joined[i]))
+        unflatten, joined = hook.tree.unflatten, tuple(sorted(self.joined[i]))
         self.joined[i] = set()
         for step in seen:
             leaves = [np.asarray(leaf)[()] for leaf in step.leaves]
-            if unknown.values:
-                unknown.see(leaves)
             decides = due and step is seen[-1]
             observation = Observation(
                 *(step.step, step.epoch, unflatten(leaves), *step.ran, wanted, bounds, decides, step.members, joined),

@@ -113,14 +113,6 @@ class Status:
         self._members.on_agreed(ready_to_join=verdict.ready_to_join, leave_requests=verdict.leave_requests)
         self._any_requested = verdict.checkpoint_requested
 
-    def inputs(self, heard: Sequence[np.ndarray]) -> np.ndarray:
-        """Return `seconds.input`, summed over messages; shape=(capacity,). Replicated.
-
-        Args:
-          heard: the value of `heard` after each message.
-        """
-        return np.sum(heard, axis=0)[self._n_facts : self._n_facts + self._n]
-
     def seconds(self, waited: float) -> WorkerSeconds:
         """Return the seconds of all workers, from the last message.
 

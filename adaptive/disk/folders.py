@@ -6,7 +6,7 @@ imported on use.
         state/leaves.json           the path and dtype of each
         values.json                 the value by which it is compared with others, if there is one (`best.py`)
     run/*.orbax-checkpoint-tmp/     being written, or left by a writer that was killed; never read
-    run/writer.lock                 locked by the current writer; the id of the run (`lock.py`)
+    run/writer.lock                 locked by the current writer (`lock.py`)
 
 The newest checkpoint is the one written last, not the one with the largest step: a run that restarts from step 200
 abandons the steps up to 400. So orbax's "step" is the number in the order of writing.

@@ -1,4 +1,4 @@
-"""The right of one process to write to a directory: a locked file that names its owner and the run.
+"""The right of one process to write to a directory: a locked file that names its owner.
 
 The system's lock ends with the process, however that ends. It holds between hosts if the file system has locks, as
 NFS 4, GPFS, CephFS and Lustre (mounted with `flock`) do.
@@ -22,8 +22,8 @@ class HeldError(Exception):
     """Another writer holds the lock; the message names it."""
 
 
-def acquire(directory: Path, run_id: str) -> int:
-    """Lock a directory for a run. Returns the open file, for `release`.
+def acquire(directory: Path) -> int:
+    """Lock a directory. Returns the open file, for `release`.
 
     Raises:
       HeldError: another process holds the lock, or this one does.
@@ -41,15 +41,8 @@ def acquire(directory: Path, run_id: str) -> int:
     _HELD.add(file)
     os.truncate(file, 0)
     since = time.strftime("%Y-%m-%d %H:%M:%S")
-    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}, since {since}, run {run_id}".encode(), 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}, since {since}".encode(), 0)
     return file
-
-
-def run_of(directory: Path) -> str:
-    """Return the id of the run that wrote to a directory last, or ""."""
-    path = directory / LOCK
-    _, found, run_id = path.read_text(errors="replace").rpartition(", run ") if path.is_file() else ("", "", "")
-    return run_id if found else ""
 
 
 def release(file: int) -> None:

@@ -29,14 +29,14 @@ def compare(runs: Sequence[Columns]) -> list[tuple[str, str, str]]:
 
 
 def about(run: Columns) -> dict[str, str]:
-    """Return where a run came from: when it began, hosts, command, commit, versions, and arguments of `Program`."""
+    """Return where a run came from: when it began, hosts, command, versions, and arguments of `Program`."""
     origins = [origin for origin in run.record["origin"] if origin]
     if not origins:
         return {}
     last = origins[-1]
     began = datetime.fromtimestamp(origins[0]["process"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     rows = {"began": began, "processes that recorded": f"{len(origins)}", "hosts": ", ".join(last["hosts"])}
-    rows |= {"command": " ".join(last["command"]), "commit": last["commit"] or "not in a git checkout"}
+    rows["command"] = " ".join(last["command"])
     return rows | dict(last["versions"]) | {name: _as_text(value) for name, value in last["settings"].items()}
 
 

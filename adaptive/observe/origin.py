@@ -1,4 +1,4 @@
-"""Where a run's steps come from: the process that takes them, its hosts, versions, source and settings."""
+"""Where a run's steps come from: the process that takes them, its hosts, versions and settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("adaptive-dataflow", "jax", "jaxlib", "numpy")
@@ -33,9 +32,7 @@ class RunOrigin:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """Return all of it as JSON has it, with the versions of Python and libraries, the command line, and the commit
-        of the git checkout that has the script. Reads some files.
-        """
+        """Return all of it as JSON has it, with the versions of Python and libraries and the command line."""
         versions = {"python": platform.python_version()}
         for name in _PACKAGES:
             with suppress(PackageNotFoundError):
@@ -48,7 +45,6 @@ class RunOrigin:
             "settings": dict(self.settings),
             "versions": versions,
             "command": list(sys.argv),
-            "commit": commit_of(Path(sys.argv[0] or ".").absolute().parent),
         }
 
 
@@ -57,21 +53,3 @@ def process_started() -> float:
     import psutil
 
     return float(psutil.Process().create_time())
-
-
-def commit_of(folder: Path) -> str:
-    """Return the commit of the git checkout that contains a folder; "" if that is not known. Reads git's files, because
-    a process under MPI must not fork.
-    """
-    git = next((parent / ".git" for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
-    with suppress(OSError, UnicodeDecodeError):
-        if git is not None and git.is_file():  # of a linked work tree: "gitdir: …/.git/worktrees/name"
-            git = Path(git.parent, git.read_text().partition("gitdir:")[2].strip())
-        if git is not None:
-            head = (git / "HEAD").read_text().strip()
-            name, common = head.partition("ref: ")[2], git.parents[1] if git.parent.name == "worktrees" else git
-            if not name or (common / name).is_file():
-                return (common / name).read_text().strip() if name else head
-            packed = (common / "packed-refs").read_text().splitlines()
-            return next((line.split()[0] for line in packed if line.endswith(f" {name}")), "")
-    return ""

@@ -99,7 +99,7 @@ class MembershipChanges:
         engine's replicated arrays, contiguous.
         """
         p, run = self._parts, self._parts.run
-        progress = run.step, run.limit, run.run_id, p.decisions.stopped, p.tracing.traced, p.skipped.in_a_row
+        progress = run.step, run.limit, run.run_id, p.decisions.stopped, p.skipped.in_a_row
         small = [part.export() for part in self._small_parts()]
         return (progress, small, p.stream.cursors, p.stream.place()), p.engine.workers.export()
 
@@ -107,7 +107,7 @@ class MembershipChanges:
         """Replace the state of this process's program by a result of `pack`."""
         p, run = self._parts, self._parts.run
         (progress, small, cursors, place), arrays = received
-        run.step, run.limit, run.run_id, p.decisions.stopped, p.tracing.traced, p.skipped.in_a_row = progress
+        run.step, run.limit, run.run_id, p.decisions.stopped, p.skipped.in_a_row = progress
         for part, state in zip(self._small_parts(), small, strict=True):
             part.adopt(state)
         p.stream.go_on(cursors, place)

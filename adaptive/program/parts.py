@@ -35,7 +35,6 @@ from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
 from adaptive.observe.origin import RunOrigin, process_started
-from adaptive.observe.run_warnings import RunWarnings
 from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
@@ -48,7 +47,6 @@ from .first_plan import check_alike, first_plan, plan_for_capacity
 from .mailboxes import ProgramMailboxes
 from .member_tracker import MemberTracker
 from .step_checks import SkippedSteps, StepClock
-from .tracing import TraceRecorder
 
 if TYPE_CHECKING:  # imported on use
     from adaptive.observe.progress import Progress
@@ -245,9 +243,6 @@ class ProgramParts:
     def _prepare_reports(self, options: Options) -> None:
         """Create the parts that end a step. Seconds from here on do not belong to building."""
         self.clock, self.skipped, self.listeners = StepClock(self.world), SkippedSteps(options.nonfinite), Listeners()
-        self.tracing = TraceRecorder(self.world, self.name, self.engine, self.activity)
-        inputs = None if self.stream.in_memory else self.status.inputs
-        self.run_warnings = RunWarnings(self.plan, self.hooks, inputs, deterministic=options.deterministic)
         self.activity.begin()
         self.activity.end()
         self.activity.between()

@@ -25,12 +25,11 @@ from adaptive.observe.report import Metrics, Report
 from adaptive.observe.sinks import Sink
 from adaptive.operators.sources import GLOBAL_BATCH
 
-from .arguments import Options, count, next_name, world_of
+from .arguments import Options, next_name, world_of
 from .membership_changes import AllLeave
 from .parts import ProgramParts
 from .run_loop import RunLoop
 from .runs import preempted, steps_of_run
-from .tracing import Traced, check_writable
 
 # Modules that most runs do not need, or not before the first step, are imported on use.
 if TYPE_CHECKING:
@@ -297,28 +296,6 @@ class Program(Generic[State, Metrics]):
           A subscription, to be ended by its `close()` or used as a context manager.
         """
         return self._parts.listeners.add(listener)
-
-    @fails_together("in trace of")
-    def trace(self, path: str | os.PathLike[str], *, steps: int = 20) -> None:
-        """Record a timeline of the next steps, for https://ui.perfetto.dev. Call it on every process, before the steps.
-
-        The timeline has a track per worker, with input, kernels and their sizes, messages and their parts, waiting, the
-        final segment, and hooks; and tracks of compilers. The file is written after the last of these steps; or earlier
-        at the end of `run()`, or, with one process, when the program is closed. A warning says so if no step was taken.
-        During these steps the program waits for each kernel, to time it.
-
-        Args:
-          path: the file, which rank 0 writes; `.json`.
-          steps: the number of steps.
-
-        Raises:
-          OSError: rank 0 cannot write the file. On rank 0; a WorkerError on every other process.
-          DriverError: `steps` is not a positive whole number.
-        """
-        steps, step = count("steps", steps, least=1), self._settled().run.step
-        if not self.world.rank:
-            check_writable(Path(path))
-        self._parts.tracing.traced = Traced(os.fspath(path), step + steps, step)
 
     def step(self) -> Report[Metrics]:
         """Run one step. Call it on every process.
@@ -640,7 +617,6 @@ class Program(Generic[State, Metrics]):
 
     def close(self) -> None:
         """End the background threads. Also done when the process ends."""
-        self._parts.tracing.close()
         self._parts.engine.close()
         self._parts.stream.close()
 

@@ -60,7 +60,7 @@ class Reports:
         if kernels.busy:
             clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
         else:
-            clock.compute_seconds, clock.beside_compiler = outcome.compute_seconds, 0
+            clock.compute_seconds = outcome.compute_seconds
         joined, lost = tuple[int, ...](), tuple[Loss, ...]()
         if self.members_changed:
             self.members_changed = False
@@ -107,8 +107,6 @@ class Reports:
                 "hyperparameters": dict(self.in_force),
             }
         )
-        if not p.world.rank:
-            p.run_warnings.take(report, p.status.heard, clock.beside_compiler)
         if asked is not None:
             decided, requests = p.decisions.last_asked if decision is not None else ((), ())
             values = hook_values(p.hooks, outcome.hooks if committed else [])
@@ -127,8 +125,6 @@ class Reports:
             failed = p.listeners.notify(event)
             report = replace(report, notes=(*report.notes, *failed)) if failed else report
         run.restored = False
-        if p.engine.context.timeline is not None:
-            p.tracing.after(run.step)
         return report
 
     def _targets(self) -> Asked:

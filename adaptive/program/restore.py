@@ -26,7 +26,6 @@ from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import compare_across_processes, digest_of_tree
 from adaptive.control.hooks import Hooks
 from adaptive.data.stream import Stream
-from adaptive.disk.lock import run_of
 from adaptive.runtime.worker_state import OpStates, States
 
 from .checkpoint import HALF_OF_RUN_ID, VERSION, ProgramLeaf, host_copy, leaves_of_hooks, leaves_of_program, matched
@@ -47,12 +46,10 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
     roster, about = Roster.of(p.world), f"restore of {p.name}"
     if isinstance(checkpoint, str | os.PathLike | Checkpoints):
         path = checkpoint.path if isinstance(checkpoint, Checkpoints) else path_of(checkpoint)
-        selected = _select(p.world, path, missing_ok, about)
-        if isinstance(selected, str):
-            if selected and not p.run.step:  # the process was killed before its first checkpoint
-                p.run.run_id, p.run.restored = selected, True
+        found = _select(p.world, path, missing_ok, about)
+        if found is None:
             return
-        found, checkpoint = selected, selected.checkpoint
+        checkpoint = found.checkpoint
     prepared: list[tuple[Callable[[Roster], None], dict[str, str]]] = []
 
     def parse() -> tuple[dict[str, str], None]:
@@ -69,10 +66,8 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
         p.run.notes += found.notes
 
 
-def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundCheckpoint | str:
-    """Return the checkpoint that rank 0 selects; if there is none and that is allowed, the id of the run that wrote to
-    the directory, or "". Communicates.
-    """
+def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundCheckpoint | None:
+    """Return the checkpoint that rank 0 selects; `None` if there is none and that is allowed. Communicates."""
     own: FoundCheckpoint | None = None
 
     def select() -> bytes:
@@ -81,13 +76,13 @@ def _select(world: World, path: Path, missing_ok: bool, about: str) -> FoundChec
             own = newest_readable(path)
         except NoneThereError:
             if missing_ok:
-                return json.dumps(run_of(path)).encode()
+                return b"null"
             raise
         return json.dumps([own.folder.relative_to(path).as_posix(), own.notes]).encode()
 
     selected = json.loads(broadcast_bytes(world, select, f"choosing the checkpoint for the {about}"))
-    if isinstance(selected, str):
-        return selected
+    if selected is None:
+        return None
     folder = path / selected[0]
     if own is None or own.folder != folder:
         try:
@@ -174,11 +169,9 @@ def _prepared(
         p.sizes.restart(batch_sizes, shares, members, wanted)
         p.membership.restart((workers or None) if same else None, roster, members=len(members))
         p.stream.go_on(cursors, place)
-        p.tracing.shift(step - p.run.step)
         p.run.step, p.run.run_id, p.run.restored, p.skipped.in_a_row = step, run_id, True, 0
         p.revision.increment()
         p.clock.restart()
-        p.run_warnings.begin()
         p.mailboxes.forget()
 
     return go_on

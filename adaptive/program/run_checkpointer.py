@@ -104,7 +104,7 @@ class RunCheckpointer:
         if self._lock is None or not (self._path / lock.LOCK).exists():
             self._release()
             self._path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock.acquire(self._path, self._parts.run.run_id)
+            self._lock = lock.acquire(self._path)
 
     def _release(self) -> None:
         if self._lock is not None:

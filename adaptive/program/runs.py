@@ -58,7 +58,6 @@ def steps_of_run(
         p.stream.check_epochs("steps=…")
     run.limit = RunLimit(last_epoch, last_step)
     p.decisions.stopped = False
-    p.run_warnings.begin()
     with ExitStack() as stack:
         run.under_way = True
         stack.callback(setattr, run, "under_way", False)
@@ -87,7 +86,6 @@ def steps_of_run(
             if checkpointer is not None and checkpointer.is_due(report) and loop.settle():
                 checkpointer.save(is_last=_is_over(p))
             yield report
-        p.tracing.end()
         _compare_last_decision(p)
         if checkpointer is not None and (checkpointer.has_stepped or all_leave is not None):
             checkpointer.save_and_wait()

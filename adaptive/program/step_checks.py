@@ -19,19 +19,16 @@ class StepClock:
     Attributes:
       compute_seconds: per worker of this process; NaN if unknown.
       began: start of the last step that began, by `time.perf_counter`; NaN before the first.
-      beside_compiler: number of consecutive steps, up to now, without known seconds because a compiler ran beside them.
     """
 
     def __init__(self, world: World):
         self.compute_seconds = [_NAN] * len(world.workers)
-        self.beside_compiler = 0
         self.began = _NAN
 
     def record(self, seconds: Sequence[float], *, beside_compiler: bool) -> None:
         """Record the seconds of a step; NaN if a compiler of this process ran beside it, so that policies ignore them:
         then they do not measure the machine's speed.
         """
-        self.beside_compiler = self.beside_compiler + 1 if beside_compiler else 0
         self.compute_seconds = [_NAN] * len(seconds) if beside_compiler else list(seconds)
 
     def forget(self, places: Iterable[int]) -> None:

@@ -214,7 +214,7 @@ class FusedStep:
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
         if self._program is None and not self._there(is_sample):
             return False
-        if is_sample or ctx.timeline is not None or len(ctx.workers.present) < len(ctx.world.devices):
+        if is_sample or len(ctx.workers.present) < len(ctx.world.devices):
             self._timed = True  # until the next step as one program has taken over the seconds
             return False
         return True

@@ -122,16 +122,11 @@ class HostStep:
           seconds: by local index; how long that took is added.
           prefetch: called when the operations are dispatched.
         """
-        waiters, timeline, started = self._ctx.waiters, self._ctx.timeline, time.perf_counter()
-        assert self._schedule is not None
-        for run, values, arguments, results, frees, local_index, name in level.operations:
-            began = started if timeline is None else time.perf_counter()
+        waiters, started = self._ctx.waiters, time.perf_counter()
+        for run, values, arguments, results, frees in level.operations:
             values[results] = run(*arguments(values))
             if frees is not None:
                 values[frees.places] = frees.nothing
-            if timeline is not None and waiters is None:  # otherwise other threads wait, for several devices
-                jax.block_until_ready(values[results])
-                timeline.add(local_index, name, began, level=self._schedule.levels.index(level))
         if prefetch is not None:
             prefetch(sizes)
         if waiters is None:
@@ -142,9 +137,6 @@ class HostStep:
         # One thread cannot tell when each of several devices was ready.
         for i, ended in enumerate(waiters.map(_ready_at, level.waits)):
             seconds[i] += ended - started
-            if timeline is not None and seconds[i] == seconds[i]:
-                name = f"{' + '.join(map(str, self._schedule.microbatches[i]))} examples"
-                timeline.add(i, name, started, max(started, ended), level=self._schedule.levels.index(level))
 
     def _exchange(self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str) -> Sent | None:
         """Exchange the messages of one level.
@@ -177,9 +169,6 @@ class HostStep:
                 own = _NO_STATUS.astype(dtype)
             if self._with_gaps:
                 rows = ctx.neutral.with_gaps(number, rows)
-            if ctx.timeline is not None:
-                ctx.timeline.sends(about)
-            activity.message = number
             sent.append(number)
             sent_message = SentMessage(rows, own, about, more, step)
             arrived.append((message, *ctx.channels[number].exchange(sent_message)))
@@ -199,18 +188,14 @@ class HostStep:
 
     def _commit(self, schedule: Schedule) -> list[Any]:
         """Run the final operations, whose results become the workers' state. Returns those of the first worker."""
-        workers, timeline, found = self._ctx.workers, self._ctx.timeline, []
-        for (run, values, arguments, _, _, local_index, name), keeps in schedule.commits:
+        workers, found = self._ctx.workers, []
+        for (run, values, arguments, _, _), keeps in schedule.commits:
             kept = list(map(jnp.copy, map(values.__getitem__, keeps))) if keeps else keeps
-            began = time.perf_counter()
             try:
                 found.append((run(*arguments(values)), kept))
             except jax.errors.JaxRuntimeError as error:
                 check_update(error)
                 raise
-            if timeline is not None:
-                jax.block_until_ready(found[-1])
-                timeline.add(local_index, name, began)
         workers.committed = []
         for (operation, keeps), (results, kept) in zip(schedule.commits, found, strict=True):
             workers.committed += results[:1]

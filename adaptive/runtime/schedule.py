@@ -50,7 +50,6 @@ class BoundProgram(NamedTuple):
     Attributes:
       arguments: returns the arguments, from the worker's values.
       frees: dropped afterwards.
-      name: for timelines.
     """
 
     run: Callable[..., list[Any]]
@@ -58,8 +57,6 @@ class BoundProgram(NamedTuple):
     arguments: Callable[[Values], Sequence[Any]]
     results: slice
     frees: Range | None
-    local_index: int
-    name: str
 
 
 class Sent(NamedTuple):
@@ -312,13 +309,12 @@ class _WorkerPlaces:
         consts: Mapping[Address, Any],
         own: dict[Address, int],
         results: slice,
-        name: str,
     ) -> BoundProgram:
         places = {**self.places, **own}
         if consts:
             self._fixed(consts, places)
         arguments = taking([places[address] for address in call.arguments])
-        return BoundProgram(run, self.values, arguments, results, None, self._local_index, name)
+        return BoundProgram(run, self.values, arguments, results, None)
 
     def prologue(self, level: int) -> Iterator[BoundProgram]:
         """Yield the operation that runs once before the messages of a level, if there is one."""
@@ -327,7 +323,7 @@ class _WorkerPlaces:
             call, run = programs.segments[which], programs[*which, self._local_index]
             results = self.temporary(call.results).places
             consts = programs.consts[which][self._local_index]
-            yield self._operation(run, call, consts, {}, results, f"once, before message {level + 1}")
+            yield self._operation(run, call, consts, {}, results)
 
     def kernels(self, level: int) -> Iterator[BoundProgram]:
         """Yield the operations of the microbatches at a level. The parts of further ones are added to the first's."""
@@ -340,15 +336,14 @@ class _WorkerPlaces:
         for n, (size, own) in enumerate(zip(self.microbatches, self._own, strict=True)):
             kernel = self._ctx.kernels.kernel(self._local_index, size, level)
             results = self.temporary(kernel.call.results, own if n else None)
-            name = f"{size} examples"
-            yield self._operation(kernel.run, kernel.call, kernel.call.consts, own, results.places, name)
+            yield self._operation(kernel.run, kernel.call, kernel.call.consts, own, results.places)
             parts = [address for address in kernel.call.results if address[0] == "part"]
             if n and parts:
                 added = [places[address] for places in (self.places, own) for address in parts]
                 into = slice(added[0], added[0] + len(parts))
                 frees = Range(self.values, added[len(parts)], len(parts))
                 run = self._ctx.programs["add", level, self._local_index]
-                yield BoundProgram(run, self.values, taking(added), into, frees, self._local_index, "add")
+                yield BoundProgram(run, self.values, taking(added), into, frees)
 
     def commit(self) -> Commit:
         """Return the final operation."""
@@ -361,4 +356,4 @@ class _WorkerPlaces:
             local += [a for a in call.results if a[0] == "op_state" and plan.op_states[a[1]].scope != Scope.ALL]
             keeps = [self.places[address] for address in local]
         replaced = sum(address[0] in ("state", "op_state") for address in call.results)
-        return Commit(self._operation(run, call, consts, {}, slice(0, replaced), "final"), keeps)
+        return Commit(self._operation(run, call, consts, {}, slice(0, replaced)), keeps)

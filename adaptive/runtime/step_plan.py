@@ -14,7 +14,6 @@ import numpy as np
 
 from adaptive.base.activity import Activity
 from adaptive.base.channel import Channel
-from adaptive.base.timeline import Timeline
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
@@ -106,7 +105,6 @@ class StepContext:
       neutral: contributions of workers without examples.
       channels: one for each message.
       waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
-      timeline: the timeline, while a trace is recorded. Steps then wait for each microbatch, to time it.
     """
 
     step_plan: StepPlan
@@ -120,7 +118,6 @@ class StepContext:
     status: StatusLike
     activity: Activity
     waiters: ThreadPoolExecutor | None
-    timeline: Timeline | None = None
 
 
 Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes

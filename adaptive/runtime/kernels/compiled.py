@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import jax
@@ -68,7 +67,6 @@ class CompiledKernels:
       ready: kernels by size, by local index.
       buckets: the sizes of which all others are composed.
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
-      compile_times: the end of each compile, by (size, start); infinite while it runs. Times of `time.perf_counter`.
       temporaries: examples of the first compiled kernel, and the bytes of its temporary arrays; `None` if unknown.
       compile_step: compiles a whole step with these microbatches of each worker, if there are such programs.
       compile_sums: compiles the programs that add up several microbatches.
@@ -88,7 +86,6 @@ class CompiledKernels:
         self.buckets: set[int] = set()
         self.complete = False
         self.counters, self.constants = Counters(), Constants()
-        self.compile_times: dict[tuple[int, float], float] = {}
         self.temporaries: tuple[int, int] | None = None
         self.compile_step: Callable[[Microbatches], None] = lambda microbatches: None
         self.compile_sums: Callable[[], None] = lambda: None
@@ -165,7 +162,6 @@ class CompiledKernels:
 
     def _compile(self, size: int, place: Placement) -> KernelSet:
         start = time.perf_counter()
-        self.compile_times[size, start] = inf
         with self._trace_lock:
             if size not in self._traced:
                 self._traced[size] = self._segments_of(size)
@@ -182,7 +178,6 @@ class CompiledKernels:
             kernels[level] = Kernel(run, call._replace(consts=consts), rows)
         if self.temporaries is None and (nbytes := temporary_bytes([k.run for k in kernels.values()])) is not None:
             self.temporaries = size, nbytes
-        self.compile_times[size, start] = end = time.perf_counter()
         self.counters.kernels += len(kernels)
-        self.counters.compile_seconds += end - start
+        self.counters.compile_seconds += time.perf_counter() - start
         return kernels

@@ -13,7 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
-from adaptive.base.activity import BETWEEN, COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity
+from adaptive.base.activity import COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity
 from adaptive.operators.hooks import hook
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
@@ -91,17 +91,6 @@ def test_time_between_two_messages_counts_as_busy(clock):
         activity.turn(OTHER)
         activity.end()
         clock.pass_(50)
-
-
-def test_a_listener_is_called_when_an_activity_ends(clock):
-    activity, calls = Activity(clock), []
-    activity.turned = lambda *what: calls.append(what)
-    activity.begin()
-    clock.pass_(1)
-    activity.turn(INPUT)
-    clock.pass_(2, waited=0.5)
-    activity.end()
-    assert calls == [(BETWEEN, 0, 0, 0), (OTHER, 0, 1, 0), (INPUT, 1, 3, 0.5)]
 
 
 class SlowRows:

@@ -11,24 +11,23 @@ import sys
 
 import pytest
 
-from adaptive.disk.lock import LOCK, HeldError, acquire, release, run_of
+from adaptive.disk.lock import LOCK, HeldError, acquire, release
 from tests.speed import limit
 
 
 def test_one_writer_at_a_time(tmp_path):
-    mine = acquire(tmp_path, "0123456789ab")
-    with pytest.raises(HeldError, match=f"by process {os.getpid()} on .*, since 20.*, run 0123456789ab"):
-        acquire(tmp_path, "")
+    mine = acquire(tmp_path)
+    with pytest.raises(HeldError, match=f"by process {os.getpid()} on .*, since 20"):
+        acquire(tmp_path)
     release(mine)
-    release(acquire(tmp_path, "ba9876543210"))
-    assert run_of(tmp_path) == "ba9876543210"
+    release(acquire(tmp_path))
 
 
 OTHER = """
 import os, sys, time
 from pathlib import Path
 from adaptive.disk.lock import acquire
-acquire(Path(sys.argv[1]), "")
+acquire(Path(sys.argv[1]))
 if os.fork() == 0:
     time.sleep(60)
 print("held", flush=True)
@@ -42,10 +41,10 @@ def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_pat
     try:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(HeldError, match=f"by process {other.pid} on .*, since 20"):
-            acquire(tmp_path, "")
+            acquire(tmp_path)
         other.kill()
         other.wait(timeout=limit(60))  # a forked child may live on
-        release(acquire(tmp_path, ""))
+        release(acquire(tmp_path))
     finally:
         os.killpg(other.pid, signal.SIGKILL)
         other.communicate(timeout=limit(60))
@@ -54,8 +53,7 @@ def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_pat
 @pytest.mark.parametrize("content", [b"{", b"\xff"])
 def test_a_file_without_an_owner_is_taken_over(tmp_path, content):
     (tmp_path / LOCK).write_bytes(content)
-    assert run_of(tmp_path) == ""
-    release(acquire(tmp_path, ""))
+    release(acquire(tmp_path))
 
 
 def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog):
@@ -63,5 +61,5 @@ def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    release(acquire(tmp_path, ""))
+    release(acquire(tmp_path))
     assert "No locks available. Let only one job write to it" in caplog.text

@@ -9,7 +9,7 @@ import numpy as np
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
 ORIGIN = {
     "process": 1e9, "build": 1e9 + 1, "built": 1e9 + 2, "hosts": ["a", "b"], "command": ["train.py", "--lr", "3"],
-    "commit": "abc", "versions": {"python": "3.11.7", "jax": "0.10.2"},
+    "versions": {"python": "3.11.7", "jax": "0.10.2"},
     "settings": {"max_local_batch": [8, 8, 8], "batch sizes": [4, 5], "seed": 0},
 }  # fmt: skip
 

@@ -114,21 +114,6 @@ def test_programs_have_ids_of_their_own(build):
     assert [len(program.run_id) for program in (one, two)] == [12, 12]
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again_in_its_logs(build, tmp_path):
-    table, kept = tmp_path / "run.csv", ad.Checkpoints(tmp_path / "kept", every=100)
-    first = build()
-    for report in first.run(log=[ad.log.CSV(table)], checkpoint=kept):
-        if report.step == 3:
-            break
-    second = build()
-    second.restore(kept, missing_ok=True)
-    list(second.run(steps=3, log=[ad.log.CSV(table)], checkpoint=kept))
-    assert [(row["step"], row["attempt"]) for row in rows_of(table)] == [("1", "2.0"), ("2", "2.0"), ("3", "2.0")]
-    third = build()
-    third.restore(tmp_path / "elsewhere", missing_ok=True)
-    assert third.run_id not in (first.run_id, second.run_id)
-
-
 def test_a_checkpoint_is_on_the_disk_only_after_the_logs_hold_its_step(build, tmp_path, monkeypatch):
     table, found, write = tmp_path / "run.csv", [], folders.write
 

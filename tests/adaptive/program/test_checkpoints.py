@@ -575,7 +575,7 @@ def test_the_current_rank_0_writes(tmp_path, patient):
             assert (tmp_path / LOCK).exists() == (report.step >= 4)
             world.rank = 0 if report.step >= 3 else 1
     assert names(tmp_path) == ["000001-step-4", "000002-step-6"]
-    release(acquire(tmp_path, ""))  # it is free
+    release(acquire(tmp_path))  # it is free
 
 
 @pytest.mark.parametrize(("every", "epochs"), [("0.5 epochs", 0.5), ("1 epoch", 1), ("2 epochs", 2), ("3 epochs", 3)])
