@@ -63,7 +63,6 @@ THE_ORBAX_FILE = "adaptive/disk/folders.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_draw.py",
-    "orjson": "adaptive/observe/reader.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
     "bokeh": "adaptive/html_report/charts.py",
@@ -285,7 +284,7 @@ def test_all_packages_can_be_imported_without_optional_libraries():
 def test_modules_that_most_runs_do_not_need_are_imported_on_use():
     """A start is mostly imports, where everything is in the compilation cache."""
     heavy = {"psutil", "orbax", "rich", "click", "matplotlib", "loky", "mpi4py"}
-    heavy |= {"torch", "datasets", "pandas", "bokeh", "jinja2", "tensorboardX", "wandb", "orjson", "optax"}
+    heavy |= {"torch", "datasets", "pandas", "bokeh", "jinja2", "tensorboardX", "wandb", "optax"}
     heavy |= {"controllers.policies.balance", "collectives.worlds.mpi", "collectives.worlds.jax_world"}
     heavy |= {"adaptive.check.invariance", "adaptive.program.evaluate", "adaptive.program.checkpoint"}
     modules = "adaptive, monitors, controllers, collectives"

@@ -97,7 +97,7 @@ def from_iterator(
         DataError; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
-      DataError: `make` is not a function, or has other parameters; says the line to write instead.
+      DataError: `make` is not a function; says the line to write instead.
     """
     if length is not None and length != math.inf:
         length = whole(length)
@@ -109,13 +109,6 @@ def from_iterator(
         refuse_foreign(make)
         raise DataError(f"from_iterator takes a function that returns an iterator; got a {type(make).__name__}.")
     parameters = inspect.signature(make).parameters.values()
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    unknown = [p.name for p in parameters if p.name not in _KNOWN and p.default is p.empty and p.kind not in kinds]
-    if unknown:
-        raise DataError(
-            f"the function of from_iterator may have the parameters {', '.join(_KNOWN)}; this one also has "
-            f"{', '.join(unknown)}. Bind them:  lambda epoch: rows(…)"
-        )
     names = frozenset(p.name for p in parameters if p.name in _KNOWN and p.kind != p.POSITIONAL_ONLY)
     ReaderThreads(1, read_timeout)  # raises
     return FromIterator(make, names, map, random_map, length, read_timeout)

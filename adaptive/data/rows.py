@@ -386,13 +386,12 @@ def _common_length(data: Any, names: Sequence[str], columns: list[np.ndarray]) -
                 f"{name} is a single number; every leaf needs a leading axis, one row per example. JAX takes a Python "
                 "list for a pytree of its items: write np.asarray(x) for a list of numbers."
             )
-    lengths = [column.shape[0] for column in columns]
-    odd = next((i for i, length in enumerate(lengths) if length != lengths[0]), 0)
-    if odd:
+    lengths = dict(zip(names, map(len, columns), strict=True))
+    if len(set(lengths.values())) > 1:
         raise DataError(
-            f"the data set's leaves have different numbers of examples: {names[0]}: {lengths[0]}, {names[odd]}: "
-            f"{lengths[odd]}. If these are examples, stack them:  jax.tree.map(lambda *xs: np.stack(xs), *data)"
+            f"the data set's leaves have different numbers of examples: {lengths}. If these are examples, stack them:  "
+            "jax.tree.map(lambda *xs: np.stack(xs), *data)"
         )
-    if lengths[0] == 0:
+    if not len(columns[0]):
         raise DataError(f"the data set is empty: {names[0]} has shape {columns[0].shape}.")
-    return lengths[0]
+    return len(columns[0])

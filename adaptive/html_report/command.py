@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import click
@@ -11,10 +10,10 @@ from adaptive.base.errors import RecordError
 from adaptive.observe.ledger import CAUSES, Ledger
 from adaptive.observe.scalars import counted
 
-from .columns import Columns, read_columns
-from .comparison import compare
+from .columns import read_columns
 from .formatting import duration, percent
 from .render import Missing, render
+from .summary import compare
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -40,9 +39,9 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
     With OTHER, print what differs between the two runs, and write no page.
     """
     try:
-        columns = _read(record, run)
+        columns = read_columns(record, run)
         if other is not None:
-            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, _read(other, run)))]))
+            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, read_columns(other, run)))]))
         elif only_goodput:
             click.echo(f"{record.name}: {in_words(columns.ledger)}\n\n{as_table(columns.ledger)}")
         else:
@@ -53,14 +52,6 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
             click.echo(f"{output}: {counted(len(columns), 'step')}, {len(page.encode()) / 1e6:.1f} MB")
     except (RecordError, Missing, OSError) as error:
         raise Refused(str(error)) from error
-
-
-def _read(path: Path, run: int) -> Columns:
-    gc.disable()  # a long record has millions of small objects, and none in a cycle
-    try:
-        return read_columns(path, run)
-    finally:
-        gc.enable()
 
 
 def _in_lines(found: list[tuple[str, str, str]]) -> str:

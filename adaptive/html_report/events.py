@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ def run_events(run: Columns) -> list[RunEvent]:
     """Return the events in the order of steps. Four or more of one kind and by one hook are one event, unless a worker
     joined, left or was lost between them, or a checkpoint was restored.
     """
-    found = [*_come_and_gone(run), *_resized(run), *_hyperparameters(run), *_restored(run), *_stops(run)]
+    found = [*_come_and_gone(run), *_changed(run), *_restored(run), *_stops(run)]
     found += _skipped_or_noted(run, "\n".join(event.what + event.why for event in found))
     found.sort(key=lambda event: event.row)
     groups: dict[tuple[int | str, ...], list[RunEvent]] = {}
@@ -72,7 +72,7 @@ def _folded(run: Columns, group: Sequence[RunEvent]) -> RunEvent:
 def hook_summary(run: Columns) -> list[str]:
     """Return a sentence per hook: how often it made requests, or why it never did."""
     made = Counter(request.by for request in run.requests)
-    return [_of_hook(run, hook, made) for hook in run.header["hooks"]]
+    return [_of_hook(run, hook, made) for hook in run.record.header["hooks"]]
 
 
 def _of_hook(run: Columns, hook: Mapping[str, Any], made: Mapping[str, int]) -> str:
@@ -112,48 +112,41 @@ def wish_in_words(wish: Mapping[str, Any]) -> str:
     return listed(found + ["the end of the run"] * bool(wish.get("stop")))
 
 
-def _is_about_sizes(wish: Mapping[str, Any]) -> bool:
-    return any(wish.get(name) is not None for name in ("global_batch", "shares", "workers"))
+def _is_about(name: str, wish: Mapping[str, Any]) -> bool:
+    """Return whether a request sets a hyperparameter; or for "", batch sizes or workers."""
+    if name:
+        return name in (wish.get("hyperparameters") or {})
+    return any(wish.get(field) is not None for field in ("global_batch", "shares", "workers"))
 
 
-def _sets(name: str, wish: Mapping[str, Any]) -> bool:
-    return name in (wish.get("hyperparameters") or {})
-
-
-def _cause(run: Columns, since: int, row: int, about: Callable[[Mapping[str, Any]], bool]) -> tuple[str, str]:
-    """Return who made the last requests of a kind after the steps from row `since` to before `row`; and what for, with
-    the notes of that step.
+def _cause(run: Columns, since: int, row: int, name: str) -> tuple[str, str]:
+    """Return who made the last requests of a kind (`_is_about`) after the steps from row `since` to before `row`; and
+    what for, with the notes of that step.
     """
     within = run.requests[bisect_left(run.requests, (since,)) : bisect_left(run.requests, (row,))]
-    last = max((request.row for request in within if about(request.wish)), default=-1)
-    found = [request for request in within if request.row == last and about(request.wish)]
+    about = [request for request in within if _is_about(name, request.wish)]
+    last = about[-1].row if about else -1
+    found = [request for request in about if request.row == last]
     texts = [f"{each.by}, after step {run.step[last]:,}: {wish_in_words(each.wish)}" for each in found]
-    return listed([each.by for each in found]), "; ".join(
-        [*texts, *((run.record["notes"][last] or ()) if found else ())]
-    )
+    notes = (run.record["notes"][last] or ()) if found else ()
+    return listed([each.by for each in found]), "; ".join([*texts, *notes])
 
 
 # --- sizes, hyperparameters -------------------------------------------------------------------------------------------
 
 
-def _resized(run: Columns) -> Iterator[RunEvent]:
-    since = 0
-    for row in map(int, run.resized):
-        by, why = _cause(run, since, row, _is_about_sizes)
-        before, after = run.sizes[row - 1], run.sizes[row]
-        what = "Split" if before.sum() == after.sum() else "Batch sizes"
-        yield RunEvent(row, "size", what, why, by, sizes_in_words(before.tolist()), sizes_in_words(after.tolist()))
-        since = row
-
-
-def _hyperparameters(run: Columns) -> Iterator[RunEvent]:
-    for name, values in run.hyperparameters.items():
-        since = 0
-        for row in map(int, _changes(values)):
-            by, why = _cause(run, since, row, partial(_sets, name))
-            before, after = (_shown(values[row + k]) for k in (-1, 0))
-            yield RunEvent(row, "hyperparameter", name, why, by, before, after)
-            since = row
+def _changed(run: Columns) -> Iterator[RunEvent]:
+    """Yield the changes of batch sizes and of hyperparameters."""
+    rows = {"": run.resized} | {name: _changes(values) for name, values in run.hyperparameters.items()}
+    for name, changes in rows.items():
+        for since, row in pairwise([0, *changes.tolist()]):
+            by, why = _cause(run, since, row, name)
+            before, after = (run.hyperparameters[name] if name else run.sizes)[[row - 1, row]]
+            if name:
+                yield RunEvent(row, "hyperparameter", name, why, by, _shown(before), _shown(after))
+            else:
+                what = "Split" if before.sum() == after.sum() else "Batch sizes"
+                yield RunEvent(row, "size", what, why, by, sizes_in_words(before), sizes_in_words(after))
 
 
 def _shown(value: Any) -> str:

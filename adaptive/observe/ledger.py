@@ -93,10 +93,34 @@ def read_ledger(path: str | Path, run: int = -1) -> Ledger:
     return ledger_of(read(path, run, discarded=True))
 
 
+def is_usual(steps: Record) -> np.ndarray:
+    """Return whether a step has none of the events that make steps longer: a process that starts, a restore, a worker
+    that joins or is lost, values that are not finite; shape=(T,).
+    """
+    events = [steps[name].astype(bool) for name in ("origin", "joined", "lost", "skipped", "restores")]
+    return ~np.logical_or.reduce([np.arange(len(steps["step"])) == 0, *events])
+
+
+def mean_seconds(steps: Record) -> dict[str, np.ndarray]:
+    """Return the seconds of each step by cause; shape=(T,) each. Input, computing and waiting of usual steps are means
+    over the workers; the rest is measured by the process that recorded.
+
+    All processes take equally long for a step. So if the mean worker waits for less time than the process that
+    recorded, for workers or for input, it computes for as much longer.
+    """
+    found = {name: np.nan_to_num(steps[f"seconds/{name}"]) for name in steps.header["breakdown"]}
+    known = (steps.of_workers("busy") > 0) & is_usual(steps)[:, None]
+    for name in ("input", "waiting"):
+        mean = steps.of_workers(name).sum(1, where=known) / np.maximum(known.sum(1), 1)
+        more = np.where(known.any(1), mean - found[name], 0.0)
+        found[name], found["computing"] = found[name] + more, found["computing"] - more
+    return found
+
+
 def ledger_of(steps: Record) -> Ledger:
     """Return the ledger of all executed steps of a run, with those that a restore discarded."""
     causes = [_NAMES.get(name, name) for name in steps.header["breakdown"]]
-    parts = np.stack([np.nan_to_num(steps[f"seconds/{name}"]) for name in steps.header["breakdown"]], 1)
+    parts = np.stack([*mean_seconds(steps).values()], 1)
     between = {name: np.nan_to_num(column) for name, column in steps.items() if name.startswith("between/")}
     known = parts.sum(1) + sum(between.values(), np.zeros(len(parts)))
     seconds = dict.fromkeys(CAUSES, 0.0)
@@ -110,12 +134,12 @@ def ledger_of(steps: Record) -> Ledger:
     seconds["repeated steps"] = float(parts[discarded].sum())
     seconds["skipped steps"] = float(parts[skipped].sum())
     counts = ~discarded & ~skipped
-    longer = [steps[name].astype(bool) & counts for name in ("lost", "origin", "joined")]
-    usual = counts & ~np.logical_or.reduce(longer)
+    usual = counts & is_usual(steps)
     if usual.any():
         more = np.maximum(parts - np.median(parts[usual], axis=0), 0.0)
         more[:, [cause == "tracing and compiling" for cause in causes]] = 0.0
-        for cause, rows in zip(("repairs", "first step", "joins"), longer, strict=True):
+        for cause, name in (("repairs", "lost"), ("first step", "origin"), ("joins", "joined")):
+            rows = steps[name].astype(bool) & counts
             seconds[cause] += float(more[rows].sum())
             parts[rows] -= more[rows]
             more[rows] = 0.0  # of two reasons the first counts
@@ -123,7 +147,7 @@ def ledger_of(steps: Record) -> Ledger:
         seconds[cause] += float(s)
     examples = int(steps["global_batch"][discarded].sum())
     starts, losses = (int(steps[name].astype(bool).sum()) for name in ("origin", "lost"))
-    restores = int(steps["restores"][~discarded].sum())
+    restores = int(steps["restores"].sum())
     return Ledger(seconds, int((~discarded).sum()), starts, restores, int(discarded.sum()), examples, losses)
 
 

@@ -1,8 +1,8 @@
 """The progress of a run: a bar with figures on a terminal, plain lines elsewhere.
 
-The step only stores its event. The thread that draws the bar formats the last event twice a second. If no event has
-arrived for a while, it reads from the frames of the training thread what that thread is doing, so the line also
-explains a run that is stuck.
+The step only stores its event. A thread formats the last event twice a second for the bar, or every ten seconds. If no
+event has arrived for a while, it reads from the frames of the training thread what that thread is doing, so the line
+also explains a run that is stuck.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.text import Text
 
 from adaptive.base.activity import BETWEEN, EVALUATING, NAMES, Activity
 from adaptive.base.ambient import without_debug_checks
@@ -30,17 +28,14 @@ from adaptive.runtime.kernels import Kernels
 from .events import StepEvent
 from .scalars import counted, noise_of, sizes_in_words
 
-PLAIN_SECONDS = 10.0  # between two plain lines, except at ends of epochs
-_LOOKS = 1.0  # between two looks at what a run without a bar is waiting for
-_STALL = 3.0  # a wait of as long gets a plain line of its own
-_EPOCH_SECONDS = 1.0  # least time between the plain lines of two epochs
+BAR_SECONDS, PLAIN_SECONDS = 0.5, 10.0  # between two lines
+_EPOCH_SECONDS = 1.0  # least time before the plain line of an epoch's end
 _LONG_SECONDS = 1.0  # if a step takes longer, the line says what it waits for
 _LONG = 3  # and longer than this many times the last step
 _LINES = 10  # examples per second are averaged over so many lines
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """A run that is about to start.
 
     Attributes:
@@ -58,12 +53,6 @@ class Course:
     epochs: int | None
     steps: int | None
     to_compile: int
-
-    def begins(self) -> list[str]:
-        """Return the lines that are printed at the start."""
-        workers, sizes = counted(sum(size > 0 for size in self.batch_sizes), "worker"), sizes_in_words(self.batch_sizes)
-        lines = [f"{self.name}: {workers}, {counted(self.examples, 'example')}, batch {sizes}"]
-        return [*lines, f"compiling {counted(self.to_compile, 'program')} …"] if self.to_compile else lines
 
 
 class Progress:
@@ -95,20 +84,22 @@ class Progress:
         self._shows, self._closed = False, threading.Event()
         self._forget = register_exit_hook(self.close)
         if not world.rank:
-            for line in course.begins():
-                self._print(line)
+            workers = counted(sum(size > 0 for size in course.batch_sizes), "worker")
+            batch = sizes_in_words(course.batch_sizes)
+            self._print(f"{course.name}: {workers}, {counted(course.examples, 'example')}, batch {batch}")
+            if course.to_compile:
+                self._print(f"compiling {counted(course.to_compile, 'program')} …")
             self._show()
 
     # --- called from the training thread ------------------------------------------------------------------------------
 
     def __call__(self, event: StepEvent) -> None:
         report, before = event.report, self._last
-        self._last_seen = time.monotonic()
+        self._last, self._last_seen = event, time.monotonic()
         if before is None:
             self._shown[0] = self._last_seen, report.global_batch
         else:
             self._again += max(before.report.step + 1 - report.step, 0)
-        self._last = event
         self._asked.update(event.decided)
         self._steps += 1
         self._examples += report.global_batch
@@ -129,16 +120,14 @@ class Progress:
 
     def _show(self) -> None:
         self._shows = True
-        if not self._console.is_terminal:
-            threading.Thread(target=self._print_lines, name="adaptive-progress", daemon=True).start()
-            return
-        columns = BarColumn(20), _Line(self), TimeRemainingColumn(compact=True)
-        own = sys.stdout.isatty()  # a redirected stdout stays untouched
-        options: dict[str, Any] = {"transient": True, "redirect_stdout": own, "refresh_per_second": 2}
-        self._bar = Bar(*columns, console=self._console, **options)
-        self._bar.add_task("", total=self._course.epochs or self._course.steps)
-        self._bar.start()
-        self._console.show_cursor(True)  # a hidden cursor would stay hidden if this process were killed
+        if self._console.is_terminal:
+            columns = BarColumn(20), TextColumn("{task.description}", markup=False), TimeRemainingColumn(compact=True)
+            own = sys.stdout.isatty()  # a redirected stdout stays untouched
+            self._bar = Bar(*columns, console=self._console, transient=True, redirect_stdout=own, auto_refresh=False)
+            self._bar.add_task("starting", total=self._course.epochs or self._course.steps)
+            self._bar.start()
+            self._console.show_cursor(True)  # a hidden cursor would stay hidden if this process were killed
+        threading.Thread(target=self._keep_showing, name="adaptive-progress", daemon=True).start()
 
     def close(self, error: BaseException | None = None) -> None:
         """Print how the run ended, and what its hooks asked for."""
@@ -154,12 +143,24 @@ class Progress:
 
     # --- called from any thread ---------------------------------------------------------------------------------------
 
-    @property
-    def done(self) -> float:
-        """The epochs or steps so far, whichever limit the run."""
-        if self._last is None:
-            return 0.0
-        return self._last.epoch if self._course.epochs else self._last.report.step
+    def _keep_showing(self) -> None:
+        while not self._closed.wait(BAR_SECONDS if self._bar is not None else PLAIN_SECONDS):
+            if not self._world.rank and not self._world.in_reserve:
+                self.refresh()
+
+    def refresh(self) -> None:
+        """Show the present line."""
+        if self._bar is None:
+            self._print(self.line())
+        else:
+            last, done = self._last, 0.0
+            if last is not None:
+                done = last.epoch if self._course.epochs else last.report.step
+            self._bar.update(self._bar.task_ids[0], description=self.line(), completed=done, refresh=True)
+
+    def _print(self, line: str) -> None:
+        self._printed = time.monotonic()
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     @without_debug_checks
     def line(self) -> str:
@@ -181,21 +182,8 @@ class Progress:
             *_in_short(self._logged),
             f"{rate:,.0f} examples/s",
             f"batch {sizes_in_words(report.batch_sizes)}",
-            *noise_in_short(event),
+            *_noise_in_short(event),
         ]
-
-    def _print_lines(self) -> None:
-        waited_since = 0.0  # the last event before the wait that was printed last
-        while not self._closed.wait(min(_LOOKS, max(0.1, self._printed + PLAIN_SECONDS - time.monotonic()))):
-            now, since = time.monotonic(), self._last_seen
-            waits = now - since >= _STALL and since != waited_since and self._waits_for().startswith("waiting")
-            if (waits or now - self._printed >= PLAIN_SECONDS) and not self._world.rank and not self._world.in_reserve:
-                waited_since = since if waits else waited_since
-                self._print(self.line())
-
-    def _print(self, line: str) -> None:
-        self._printed = time.monotonic()
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _waits_for(self) -> str:
         """Return what a stuck run is waiting for, or what compiles in the background; "" for neither."""
@@ -226,20 +214,6 @@ class Progress:
         return lines
 
 
-class _Line(ProgressColumn):
-    """The text beside the bar."""
-
-    def __init__(self, progress: Progress):
-        super().__init__()
-        self._progress = progress
-
-    def render(self, task: Any) -> Text:
-        """Return the text; sets how far the bar is."""
-        assert self._progress._bar is not None
-        self._progress._bar.update(task.id, completed=self._progress.done)
-        return Text(self._progress.line(), no_wrap=True, overflow="ellipsis")
-
-
 # --- formatting -------------------------------------------------------------------------------------------------------
 
 
@@ -256,14 +230,10 @@ def _in_short(values: Mapping[str, float]) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in values.items()]
 
 
-def noise_in_short(event: StepEvent) -> list[str]:
+def _noise_in_short(event: StepEvent) -> list[str]:
     """Format the noise scale with its bounds, if there is one: "noise 54.6 [41.2, 180]"."""
     noise = noise_of(event)
     if noise is None:
         return []
-    bounds = "" if noise.lower != noise.lower else f" [{_brief(noise.lower)}, {_brief(noise.upper)}]"
-    return [f"noise {_brief(noise.scale)}{bounds}"]
-
-
-def _brief(examples: float) -> str:
-    return f"{examples:,.0f}" if examples >= 100 else f"{examples:.3g}"
+    scale, lower, upper = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in noise)
+    return [f"noise {scale}" if noise.lower != noise.lower else f"noise {scale} [{lower}, {upper}]"]

@@ -19,8 +19,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,6 @@ VERSION = 6
 _OTHERS = "Commit 967daad3 reads version 5, and aece1f2f versions 2 to 4."
 _STEP = re.compile(rb'\{"kind":"step","run_id":"([^"]*)","step":(\d+)(,"restored":true)?,')
 _OBJECTS = ("decision", "members", "joined", "lost", "notes", "asked", "script", "origin", "why")
-_OF_WORKERS = ("batch_size", "input", "computing", "busy", "waiting")
 _BLOCK = 64  # rows that become arrays together, while they are in the cache
 
 _log = logging.getLogger("adaptive")
@@ -49,46 +47,34 @@ class RecordedRun(NamedTuple):
     steps: Iterator[tuple[int, dict[str, Any]]]
 
 
-@dataclass(slots=True)
-class _StepLine:
-    """The place of a step's line in the file, and the restores between this step and the one before it.
-
-    Attributes:
-      restores, repeated: the number of these restores, and of the steps that they discarded.
-      discarded: whether the program was restored to an earlier step afterwards.
+class _Lines(NamedTuple):
+    """The lines of one run: its headers, and for each step line its number, offset, step, and whether a restore came
+    before it.
     """
 
-    offset: int
-    number: int
-    step: int
-    restores: int
-    repeated: int = 0
-    discarded: bool = False
+    headers: list[dict[str, Any]]
+    steps: list[tuple[int, int, int, bool]]
+
+    def executed(self) -> dict[str, np.ndarray]:
+        """Return a row for each time that a step was taken, in order: "number" and "offset" of its line; "discarded",
+        whether a restore to an earlier step followed; and for the others "restores" and "repeated", the number of
+        restores since the row before, and of the steps that these discarded.
+        """
+        number, offset, step, restored = np.array(self.steps, np.int64).reshape(-1, 4).T
+        taken = ~_replaced(step + (restored.cumsum() << 40))  # not written once more, after the same restores
+        number, offset, step, restores = (column[taken] for column in (number, offset, step, restored.cumsum()))
+        discarded = _replaced(step)
+        counts = {"restores": restores, "repeated": discarded.cumsum()}
+        found = {"number": number, "offset": offset, "discarded": discarded}
+        for name, count in counts.items():
+            found[name] = np.zeros_like(count)
+            found[name][~discarded] = np.diff(count[~discarded], prepend=0)
+        return found
 
 
-@dataclass
-class _Lines:
-    """The lines of one run: its headers, all executed steps, and of each step the last line."""
-
-    headers: list[dict[str, Any]] = field(default_factory=list)
-    executed: list[_StepLine] = field(default_factory=list)
-    last: list[_StepLine] = field(default_factory=list)
-
-    def add(self, line: _StepLine) -> None:
-        """Add a step; its line replaces the lines from this step on."""
-        replaced: list[_StepLine] = []
-        while self.last and self.last[-1].step >= line.step:
-            replaced.append(self.last.pop())
-        if line.restores:
-            line.repeated = len(replaced)
-            for other in replaced:
-                other.discarded = True
-        elif replaced:  # the same steps, written once more
-            del self.executed[len(self.executed) - len(replaced) :]
-        line.restores += sum(other.restores for other in replaced)
-        line.repeated += sum(other.repeated for other in replaced)
-        self.last.append(line)
-        self.executed.append(line)
+def _replaced(values: np.ndarray) -> np.ndarray:
+    """Return for each value whether an equal or smaller one follows."""
+    return np.append(np.minimum.accumulate(values[::-1])[::-1][1:] <= values[:-1], np.zeros(len(values[:1]), bool))
 
 
 def read_run(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False) -> RecordedRun:
@@ -116,7 +102,10 @@ def read_run(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = F
     if not found.headers:
         raise RecordError(f"{path}: the header of this run is missing.")
     header = {**found.headers[-1], "workers": max(header.get("workers", 0) for header in found.headers)}
-    return RecordedRun(header, _steps(path, found.executed if discarded else found.last, header["workers"]))
+    rows = found.executed()
+    if not discarded:
+        rows = {name: column[~rows["discarded"]] for name, column in rows.items()}
+    return RecordedRun(header, _steps(path, rows, header["workers"]))
 
 
 def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
@@ -126,10 +115,10 @@ def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
         offset = 0
         for number, text in enumerate(file, 1):
             if (match := _STEP.match(text)) is not None:
-                line = _StepLine(offset, number, int(match[2]), match[3] is not None)
-                runs.setdefault(match[1].decode(), _Lines()).add(line)
+                line = number, offset, int(match[2]), match[3] is not None
+                runs.setdefault(match[1].decode(), _Lines([], [])).steps.append(line)
             elif (header := _header(f"{path}:{number}", text)) is not None:
-                found = runs.pop(header["run_id"], None) or _Lines()
+                found = runs.pop(header["run_id"], None) or _Lines([], [])
                 found.headers.append(header)
                 runs[header["run_id"]] = found
             offset += len(text)
@@ -163,32 +152,23 @@ def _cut(place: str) -> None:
 
 
 def _steps(
-    path: str | os.PathLike[str], lines: Sequence[_StepLine], workers: int
+    path: str | os.PathLike[str], rows: dict[str, np.ndarray], workers: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    loads = _fastest_loads()
     with open(path, "rb") as file:
-        for line in lines:
-            file.seek(line.offset)
+        for row in zip(*(column.tolist() for column in rows.values()), strict=True):
+            about = dict(zip(rows, row, strict=True))
+            file.seek(about.pop("offset"))
+            number = about.pop("number")
             try:
-                fields = loads(file.readline())
+                fields = json.loads(file.readline()) | about
             except ValueError:
-                _cut(f"{path}:{line.number}")
+                _cut(f"{path}:{number}")
                 continue
-            fields |= {"restores": line.restores, "repeated": line.repeated, "discarded": line.discarded}
             try:
                 _complete(fields, workers)
             except (KeyError, TypeError) as error:
-                raise RecordError(f"{path}:{line.number}: a step without {error}.") from error
-            yield line.number, fields
-
-
-def _fastest_loads() -> Callable[[bytes], Any]:
-    """Return orjson's parser if installed, which takes a sixth of the time of Python's own."""
-    try:
-        from orjson import loads
-    except ImportError:
-        return json.loads
-    return loads
+                raise RecordError(f"{path}:{number}: a step without {error}.") from error
+            yield number, fields
 
 
 def _complete(fields: dict[str, Any], workers: int) -> None:
@@ -220,26 +200,24 @@ class Record(dict[str, np.ndarray]):
 
     Attributes:
       header: the fields of the run's header: `workers`, `hooks`, `seed`, …
-      logged: the names of the columns that `program.log` and `program.evaluate(log=…)` wrote.
+      metrics: the names of the columns with the driver's metrics.
+      logged: the names of those that `program.log` and `program.evaluate(log=…)` wrote.
     """
 
     def __init__(
-        self, header: dict[str, Any], columns: dict[str, np.ndarray], workers: dict[str, np.ndarray], logged: set[str]
+        self, header: dict[str, Any], columns: dict[str, np.ndarray], metrics: Sequence[str], logged: Sequence[str]
     ):
-        slots = range(header["workers"])
         super().__init__(columns)
-        self.update((f"{name}/{slot}", values[:, slot]) for name, values in workers.items() for slot in slots)
-        self.header, self.logged, self._workers = header, logged, workers
+        self.header, self.metrics, self.logged = header, metrics, logged
 
     def of_workers(self, name: str) -> np.ndarray:
         """Return the columns `name/0`, `name/1`, … as one array; shape=(steps, workers)."""
-        return self._workers[name]
+        return np.stack([self[f"{name}/{slot}"] for slot in range(self.header["workers"])], axis=1)
 
     def where(self, rows: np.ndarray) -> Record:
         """Return the rows that a boolean array selects."""
-        slots = {f"{name}/{slot}" for name in self._workers for slot in range(self.header["workers"])}
-        columns = {name: column[rows] for name, column in self.items() if name not in slots}
-        return Record(self.header, columns, {name: all_[rows] for name, all_ in self._workers.items()}, self.logged)
+        columns = {name: column[rows] for name, column in self.items()}
+        return Record(self.header, columns, self.metrics, self.logged)
 
 
 def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False) -> Record:
@@ -278,14 +256,14 @@ def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False
     header, steps = read_run(path, run, discarded=discarded)
     rows: list[dict[str, Any]] = []
     blocks: list[dict[str, np.ndarray]] = []
-    logged: set[str] = set()
+    names: dict[str, dict[str, None]] = {"metrics": {}, "logged": {}}
     try:
         for _, fields in steps:
             rows.append(fields)
             if len(rows) == _BLOCK:
-                blocks.append(_block(header, rows, logged))
+                blocks.append(_block(header, rows, names))
                 rows = []
-        blocks += [_block(header, rows, logged)] if rows else []
+        blocks += [_block(header, rows, names)] if rows else []
     except KeyError as error:
         raise RecordError(f"{path}: a step without {error}.") from error
     except (ValueError, TypeError, AttributeError) as error:
@@ -295,23 +273,18 @@ def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False
     columns = _joined(blocks)
     if not discarded:
         del columns["discarded"]
-    return Record(header, columns, {name: columns.pop(name) for name in _OF_WORKERS}, logged)
+    return Record(header, columns, [*names["metrics"]], [*names["logged"]])
 
 
-def _block(header: dict[str, Any], rows: list[dict[str, Any]], logged: set[str]) -> dict[str, np.ndarray]:
-    """Return the columns of some steps, those of workers with shape=(steps, workers)."""
-    metrics = _by_name(rows, "metrics")
-    later = _by_name(rows, "logged")
-    logged.update(later)
+def _block(
+    header: dict[str, Any], rows: list[dict[str, Any]], names: dict[str, dict[str, None]]
+) -> dict[str, np.ndarray]:
+    """Return the columns of some steps. Adds the names of metrics and logged values to `names`."""
     sizes = np.array([fields["batch_sizes"] for fields in rows], np.int64)
-    of_workers = [fields["microseconds"] for fields in rows]
-    seconds = {name: 1e-6 * np.array([of[name] for of in of_workers], np.int64) for name in ("input", "computing")}
-    busy = 1e-6 * np.array([of["busy"] for of in of_workers], np.int64)
-    together = 1e-6 * np.array([[of["together"]] for of in of_workers], np.int64)
     columns = {name: _numbers([fields[name] for fields in rows]) for name in ("epoch", "seconds", "at")}
-    whole = ("step", "message_bytes", "restores", "repeated")
-    columns |= {name: np.array([fields[name] for fields in rows], np.int64) for name in whole}
-    columns |= {name: np.array([fields[name] for fields in rows], bool) for name in ("skipped", "discarded")}
+    kinds: dict[str, type] = dict.fromkeys(("step", "message_bytes", "restores", "repeated"), np.int64)
+    kinds |= dict.fromkeys(("skipped", "discarded"), bool)
+    columns |= {name: np.array([fields[name] for fields in rows], kind) for name, kind in kinds.items()}
     columns |= {"global_batch": sizes.sum(1), "workers": np.array([len(fields["members"]) for fields in rows])}
     parts = np.array([fields["breakdown"] for fields in rows], np.float64)
     columns |= {f"seconds/{name}": column for name, column in zip(header["breakdown"], parts.T, strict=True)}
@@ -323,9 +296,17 @@ def _block(header: dict[str, Any], rows: list[dict[str, Any]], logged: set[str])
             values = [leaves[place] if place < len(leaves) else None for leaves in given]
             columns[f"hook/{hook['name']}/{leaf}"] = _numbers(values)
     columns |= {name: _objects([fields[name] or None for fields in rows]) for name in _OBJECTS}
-    columns |= {name: _numbers(values) for name, values in (metrics | later).items() if name not in columns}
-    waiting = np.where(busy > 0, together - busy, 0.0)
-    return columns | {"batch_size": sizes, **seconds, "busy": busy, "waiting": waiting}
+    for what, known in names.items():
+        found = {name: _numbers(values) for name, values in _by_name(rows, what).items() if name not in columns}
+        known |= dict.fromkeys(found)
+        columns |= found
+    micro = [fields["microseconds"] for fields in rows]
+    measured = ("input", "computing", "busy", "together")
+    workers = {name: 1e-6 * np.array([each[name] for each in micro], np.int64) for name in measured}
+    together, busy = workers.pop("together")[:, None], workers["busy"]
+    found = {"batch_size": sizes, **workers, "waiting": np.where(busy > 0, together - busy, 0.0)}
+    slots = range(header["workers"])
+    return columns | {f"{name}/{slot}": values[:, slot] for name, values in found.items() for slot in slots}
 
 
 def _by_name(rows: list[dict[str, Any]], what: str) -> dict[str, list[Any]]:

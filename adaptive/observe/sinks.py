@@ -77,8 +77,6 @@ def checked(log: Any) -> list[Sink]:
                 f"log= takes sinks, which have write(event) and close(); got {sink!r}. For example:\n"
                 '    program.run(epochs=10, log=[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")])'
             )
-        if hasattr(sink, "fileno") or hasattr(sink, "readline"):
-            raise DriverError(f"log= takes sinks, not files: {sink!r}. Write  ad.log.JSONL(path)  or  ad.log.CSV(path)")
     return found
 
 

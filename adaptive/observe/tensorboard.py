@@ -28,12 +28,10 @@ class TensorBoard:
       every: steps between two points of a curve, for long runs. Text, and what `program.log` adds, is always written.
 
     Raises:
-      DriverError: tensorboardX is not installed, or `every` is less than 1.
+      DriverError: tensorboardX is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int = 1):
-        if every < 1:
-            raise DriverError(f"TensorBoard: every= is a number of steps, 1 or more; got {every!r}.")
         self._folder, self._every = Path(folder), every
         self._tools()
         self._writer: Any = None

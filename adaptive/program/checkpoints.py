@@ -67,8 +67,7 @@ class Checkpoints:
     keep_best: tuple[str, Literal["min", "max"]] | None = None
 
     def __post_init__(self) -> None:
-        self.interval  # noqa: B018  # raises
-        path_of(self.directory)
+        self.interval, self.path  # noqa: B018  # raise
         keep = whole(self.keep)
         if keep is None or keep < 1:
             raise CheckpointError(
@@ -97,7 +96,7 @@ class Checkpoints:
     @property
     def path(self) -> Path:
         """The directory, as an absolute path."""
-        return path_of(self.directory)
+        return Path(os.path.abspath(os.path.expanduser(self.directory)))
 
     def read(self) -> dict[str, Any]:
         """Return the newest readable checkpoint, as `program.checkpoint()` returns it.
@@ -134,17 +133,6 @@ class Checkpoints:
                 f'program.evaluate(…, log="val")  or  program.log({name.partition(".")[0]}=…)'
             )
         return found
-
-
-def path_of(directory: Any) -> Path:
-    """Return a directory as an absolute path, or raise a CheckpointError."""
-    try:
-        text = os.fspath(directory)
-    except TypeError:
-        text = None
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise CheckpointError(f'the directory of checkpoints must be a path, such as "run/"; got {directory!r}.')
-    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 class FoundCheckpoint(NamedTuple):

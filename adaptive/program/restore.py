@@ -29,7 +29,7 @@ from adaptive.data.stream import Stream
 from adaptive.runtime.worker_state import OpStates, States
 
 from .checkpoint import HALF_OF_RUN_ID, VERSION, ProgramLeaf, host_copy, leaves_of_hooks, leaves_of_program, matched
-from .checkpoints import Checkpoints, FoundCheckpoint, NoneThereError, newest_readable, path_of
+from .checkpoints import Checkpoints, FoundCheckpoint, NoneThereError, newest_readable
 from .parts import ProgramParts
 from .run_loop import RunLoop
 
@@ -45,8 +45,8 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
     found: FoundCheckpoint | None = None
     roster, about = Roster.of(p.world), f"restore of {p.name}"
     if isinstance(checkpoint, str | os.PathLike | Checkpoints):
-        path = checkpoint.path if isinstance(checkpoint, Checkpoints) else path_of(checkpoint)
-        found = _select(p.world, path, missing_ok, about)
+        given = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+        found = _select(p.world, given.path, missing_ok, about)
         if found is None:
             return
         checkpoint = found.checkpoint

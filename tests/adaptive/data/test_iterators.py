@@ -124,7 +124,6 @@ def test_only_the_share_of_this_process_is_transformed():
         (iter([1]), {}, "a list_iterator can be iterated over only once"),
         (3, {}, "from_iterator takes a function that returns an iterator; got a int"),
         ([{"i": 1}], {}, "A list may be examples or columns"),
-        (lambda path: [path], {}, "this one also has path. Bind them"),
         (counted(3), {"length": 0}, "length= must be the number of examples"),
         (counted(3), {"length": 2.5}, "length= must be the number of examples"),
     ],
@@ -248,28 +247,7 @@ KINDS = {
             operations=[AsDict()],
         )
     ),
-    "loader of grain, of a source without a __repr__": lambda: lambda: loader_of(NoRepr()),
 }
-
-
-class NoRepr:
-    """grain's states hold `repr(source)`, which has the address of this object."""
-
-    def __init__(self, n=10):
-        self.n, self.read = n, set()
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, index):
-        self.read.add(int(index))
-        return {"i": int(index)}
-
-
-def loader_of(source):
-    return grain.DataLoader(
-        data_source=source, sampler=grain.samplers.SequentialSampler(len(source), grain.sharding.NoSharding())
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

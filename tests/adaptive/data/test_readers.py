@@ -34,30 +34,6 @@ ROOT = Path(__file__).resolve().parents[3]
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_run_in_turn_and_give_results_or_raise():
-    thread = ReaderThreads()
-    seen = []
-    results = [thread.submit(lambda i=i: seen.append(i) or i * i) for i in range(10)]
-    failed = thread.submit(int, "no number")
-    assert [future.result(limit(10)) for future in results] == [i * i for i in range(10)]
-    assert seen == list(range(10))
-    with pytest.raises(ValueError, match="no number"):
-        failed.result(limit(10))
-    assert thread.submit(threading.get_ident).result(limit(10)) != threading.get_ident()
-
-
-def test_pending_tasks_can_be_canceled_and_running_ones_not():
-    thread, begun, go_on, seen = ReaderThreads(), threading.Event(), threading.Event(), []
-    hangs = thread.submit(lambda: begun.set() or go_on.wait(limit(60)))
-    canceled, last = thread.submit(seen.append, 1), thread.submit(seen.append, 2)
-    assert begun.wait(limit(10))
-    assert not hangs.cancel()
-    assert canceled.cancel()
-    go_on.set()
-    last.result(limit(10))
-    assert seen == [2]
-
-
 def test_the_thread_ends_with_its_owner_and_holds_no_task():
     class Owner:
         def __init__(self):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive.data.rows import rows_of
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
@@ -82,14 +81,6 @@ def test_every_example_of_a_shard_occurs_once_per_epoch_under_any_resizes(course
             assert set(epoch) == own
         assert set(epochs[-1]) <= own
         assert len(set(epochs[-1])) == len(epochs[-1])
-
-
-def test_one_shard_for_one_worker_is_plain_data():
-    alone, shared = (Stream(d, seed=3, workers=range(1)) for d in (shards_of((9,)), rows_of(numbered(0, 9))))
-    plan = [(4,), (9,), (2,), (7,)]
-    assert taken(alone, plan)[0].tolist() == taken(shared, plan)[0].tolist()
-    alone.close()
-    shared.close()
 
 
 def test_a_process_reads_the_shards_of_its_own_workers_only():
@@ -197,13 +188,6 @@ def test_no_worker_gets_a_batch_larger_than_its_shard():
 def test_there_must_be_a_shard_for_each_worker():
     with pytest.raises(ad.DataError, match="Shards of 3 data sets for 2 workers"):
         program_on(shards_of(), workers=2)
-
-
-def test_explain_says_that_each_worker_has_its_own_data():
-    with program_on(shards_of()) as program:
-        assert "each worker has its own data: 24 examples = 7 + 12 + 5" in program.explain()
-    with program_on(numbered(0, 24)) as program:
-        assert "its own data" not in program.explain()
 
 
 def numbers_of(reports) -> list[list[list[int]]]:

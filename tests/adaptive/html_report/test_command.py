@@ -19,9 +19,9 @@ from .made_up import ORIGIN, record, uneven
 COVERS = (
     "adaptive/html_report/charts.py",
     "adaptive/html_report/columns.py",
-    "adaptive/html_report/comparison.py",
     "adaptive/html_report/formatting.py",
     "adaptive/html_report/render.py",
+    "adaptive/html_report/summary.py",
 )
 
 pytest.importorskip("bokeh")
@@ -90,7 +90,7 @@ def test_a_page_says_how_long_the_run_took_what_changed_and_where_the_time_went(
     assert "Split: 32 + 32 + 32 = 96 → 40 + 16 + 40 = 96" in text.text
     assert "lr: 0.1 → 0.2" in text.text
     assert "adapt never acted: no request in 60 calls." in text.text
-    assert "From 2 to 0.00333; least 0.00333, most 2. 1 step had no number." in text.text
+    assert "loss: from 2 to 0.00333; least 0.00333, most 2. 1 step had no number." in text.text
     assert "train.py --lr 3" in text.text
     charts = ["seconds", "waits", "batch", "sizes", "metric-loss", "metric-accuracy", "metric-lr"]
     assert text.charts == charts
@@ -161,15 +161,16 @@ def test_two_runs_are_compared(tmp_path):
     assert compared(tmp_path, first, second) == {
         "examples a second": "3,200 → 1,600, 0.50 times as many",
         "median step": "20 ms → 40 ms",
-        "goodput": "67 % → 40 %",
+        "took": "6 s → 10 s",
+        "training (goodput)": "67 % → 40 %",
         "computing of 1,000 examples": "313 ms → 311 ms",
         "input of 1,000 examples": "– → 311 ms",
         "time after 12,800 examples": "4 s → 8 s",
         "upper after 12,800 examples": "∞ → 1",
         "gone after 12,800 examples": "NaN → 1",
         "at times after 12,800 examples": "2 → 1",
-        "steps with a loss": "0 → 1",
-        "skipped steps": "0 → 1",
+        "steps with a loss": "– → 1",
+        "skipped steps": "– → 1",
         "seed": "0 → 7",
     }
 

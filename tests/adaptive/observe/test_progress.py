@@ -94,8 +94,8 @@ def test_progress_shows_step_epoch_loss_and_noise(bench, metrics, noise, words):
         ((4,), 0, ["train: 1 worker, 24 examples, batch 4"]),
     ],
 )
-def test_a_run_begins_with_what_it_has_and_compiles(sizes, to_compile, lines):
-    assert replace(COURSE, batch_sizes=sizes, to_compile=to_compile).begins() == lines
+def test_a_run_begins_with_what_it_has_and_compiles(bench, sizes, to_compile, lines):
+    assert bench(course=COURSE._replace(batch_sizes=sizes, to_compile=to_compile)).lines == lines
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,8 @@ def test_a_process_that_never_had_rank_0_ends_without_a_line(bench):
 def test_on_a_terminal_there_is_one_line_that_changes(bench):
     there = bench(terminal=True)
     there.line(event(1, epoch_ended=True))
-    there.line._bar.refresh()
+    there.line.refresh()
     there.line(event(2))
-    there.line._bar.refresh()
     assert "step 1" in there.text.getvalue()
     assert "\r" in there.text.getvalue()
     there.line.close()

@@ -441,12 +441,6 @@ def test_which_is_the_best_must_be_clear(best):
         ad.Checkpoints("run/", keep_best=best)
 
 
-@pytest.mark.parametrize("directory", ["", None, 3, b"run", "a\0b"])
-def test_a_directory_that_is_no_path(directory):
-    with pytest.raises(ad.CheckpointError, match="must be a path"):
-        ad.Checkpoints(directory)
-
-
 def first_step_is_not_taken(program, checkpoint, match):
     before = program.steps
     with pytest.raises(ad.CheckpointError, match=match):
