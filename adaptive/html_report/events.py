@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.observe.scalars import FEW, counted, sizes_in_words
+from adaptive.observe.scalars import counted, listed, request_in_words, sizes_in_words
 
 from .columns import Columns
-from .formatting import duration, listed, workers
+from .formatting import duration, workers
 
 _FOLD = 4  # at least so many consecutive changes of one kind share a line
 
@@ -101,17 +101,6 @@ def _changes(values: np.ndarray) -> np.ndarray:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def wish_in_words(wish: Mapping[str, Any]) -> str:
-    """Describe a request: "a global batch of 112 and a split of 57 % : 43 %"; "" if it is empty."""
-    found = [counted(wish["workers"], "worker")] if wish.get("workers") is not None else []
-    found += [f"a global batch of {wish['global_batch']:,}"] if wish.get("global_batch") is not None else []
-    if shares := wish.get("shares"):
-        each = " : ".join(f"{100 * share / max(sum(shares), 1e-12):.0f} %" for share in shares)
-        found.append(f"a split of {each}" if len(shares) <= FEW else "another split")
-    found += [f"{name} = {value}" for name, value in (wish.get("hyperparameters") or {}).items()]
-    return listed(found + ["the end of the run"] * bool(wish.get("stop")))
-
-
 def _is_about(name: str, wish: Mapping[str, Any]) -> bool:
     """Return whether a request sets a hyperparameter; or for "", batch sizes or workers."""
     if name:
@@ -127,7 +116,7 @@ def _cause(run: Columns, since: int, row: int, name: str) -> tuple[str, str]:
     about = [request for request in within if _is_about(name, request.wish)]
     last = about[-1].row if about else -1
     found = [request for request in about if request.row == last]
-    texts = [f"{each.by}, after step {run.step[last]:,}: {wish_in_words(each.wish)}" for each in found]
+    texts = [f"{each.by}, after step {run.step[last]:,}: {request_in_words(each.wish)}" for each in found]
     notes = (run.record["notes"][last] or ()) if found else ()
     return listed([each.by for each in found]), "; ".join([*texts, *notes])
 

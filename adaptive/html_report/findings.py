@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive.observe.ledger import CAUSES
+from adaptive.observe.scalars import listed
 
 from .columns import Columns, mean_in, windows
-from .formatting import duration, listed, percent, workers
+from .formatting import duration, percent, workers
 
 _LEAST = 0.01  # findings that cost a smaller share of the run are left out
 _MUCH_EXCHANGE = 0.3  # of the run

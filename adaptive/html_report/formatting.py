@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from adaptive.observe.scalars import listed
+
 
 def number(value: float) -> str:
     """Format a number with about three digits: 1,234; 56.7; 0.0123; NaN."""
@@ -47,8 +49,3 @@ def workers(slots: Sequence[int]) -> str:
             runs.append([slot])
     pieces = [piece for run in runs for piece in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
     return f"worker{'s' * (len(slots) != 1)} {listed(pieces)}"
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join items as a list in prose: "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""

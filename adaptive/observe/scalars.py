@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adaptive.base.activity import Breakdown
+from adaptive.control.requests import Request
 
 from .events import StepEvent
 
@@ -99,23 +100,27 @@ def _worker_slots(number: int) -> tuple[str, ...]:
 def describe(event: StepEvent) -> list[str]:
     """Return a line for each decision, join, loss and note of a step. Most steps have none."""
     report, decision = event.report, event.report.decision
-    lines = []
-    if decision is not None and decision:
-        asked = {"global batch": decision.global_batch, "workers": decision.workers, "shares": decision.shares}
-        asked |= decision.hyperparameters
-        parts = [f"{what} {brief(value)}" for what, value in asked.items() if value is not None]
-        parts += ["stop"] if decision.stop else []
-        lines.append(f"decision: {', '.join(parts)}")
+    asked = "" if decision is None else request_in_words(Request("", report.step, decision).fields())
+    lines = [f"decision: {asked}"] if asked else []
     lines += [f"a worker has joined in worker slot {slot}" for slot in report.joined]
     lines += [f"lost: {loss}" for loss in report.lost]
     return [*lines, *report.notes]
 
 
-def brief(value: object) -> str:
-    """Format a value; shares as "1 : 2"."""
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return " : ".join(f"{share:g}" for share in value)
-    return str(value)
+def request_in_words(fields: Mapping[str, Any]) -> str:
+    """Describe the fields of a request: "a global batch of 112 and a split of 57 % : 43 %"; "" if there are none."""
+    found = [counted(fields["workers"], "worker")] if fields.get("workers") is not None else []
+    found += [f"a global batch of {fields['global_batch']:,}"] if fields.get("global_batch") is not None else []
+    if (shares := fields.get("shares")) is not None:
+        each = " : ".join(f"{100 * share / max(sum(shares), 1e-12):.0f} %" for share in shares)
+        found.append(f"a split of {each}" if len(shares) <= FEW else "another split")
+    found += [f"{name} = {value}" for name, value in (fields.get("hyperparameters") or {}).items()]
+    return listed(found + ["the end of the run"] * bool(fields.get("stop")))
+
+
+def listed(items: Sequence[str]) -> str:
+    """Join items as a list in prose: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else ""
 
 
 def counted(count: int, what: str) -> str:

@@ -10,7 +10,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.html_report.columns import read_columns
-from adaptive.html_report.events import hook_summary, run_events, wish_in_words
+from adaptive.html_report.events import hook_summary, run_events
+from adaptive.observe.scalars import request_in_words
 from adaptive.runtime.local_world import LocalWorld
 
 from .made_up import record
@@ -137,7 +138,7 @@ def test_a_skipped_step_is_no_call_of_a_hook(listed):
     ],
 )
 def test_a_request_in_words(wish, words):
-    assert wish_in_words(wish) == words
+    assert request_in_words(wish) == words
 
 
 # --- a program's own record -------------------------------------------------------------------------------------------

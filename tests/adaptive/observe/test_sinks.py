@@ -307,19 +307,19 @@ def test_a_step_is_described_in_lines():
     decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
     lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
     assert lines == [
-        "decision: global batch 8, shares 0.75 : 0.25, lr 0.5, stop",
+        "decision: a global batch of 8, a split of 75 % : 25 %, lr = 0.5 and the end of the run",
         "a worker has joined in worker slot 1",
         "clipped",
     ]
     assert ad.log.describe(event()) == []
     assert ad.log.describe(event(decision=Decision())) == []
     assert ad.log.describe(event(decision=Decision(workers=3), lost=("rank 1", "rank 2"))) == [
-        "decision: workers 3",
+        "decision: 3 workers",
         "lost: rank 1",
         "lost: rank 2",
     ]
     (line,) = ad.log.describe(event(decision=Decision(stop=True)))
-    assert line == "decision: stop"
+    assert line == "decision: the end of the run"
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
