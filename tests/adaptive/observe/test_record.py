@@ -158,10 +158,11 @@ def test_columns_have_a_row_for_each_step(path):
         values = [np.float32(step), np.array([step, np.nan])] if step != 7 else []
         hooks = [HookValues("0/adapt", 1, names, values, "too little" if step >= 5 else "")]
         metrics = {"loss": np.inf if step == 3 else step / 2} | ({"late": 1.0} if step == 2000 else {})
-        busy = np.array([0.1, 0.3])
-        workers = WorkerSeconds(0 * busy, busy, busy, busy.max() - busy)
+        busy = np.array([0.1, 0.3, 0.0])  # nobody is in the last slot
+        workers = WorkerSeconds(0 * busy, busy, busy, np.array([0.2, 0.0, 0.0]))
         known = {"lr": 0.5, "scales": [1.0, 2.0]}
-        sink.write(event(step, metrics, hooks=hooks, workers=workers, hyperparameters=known, skipped=step == 7))
+        more = {"hooks": hooks, "workers": workers, "hyperparameters": known, "skipped": step == 7}
+        sink.write(event(step, metrics, sizes=(2, 2, 0), **more))
     sink.close()
     found = ad.log.read(path)
     assert {len(column) for column in found.values()} == {2100}
@@ -170,7 +171,7 @@ def test_columns_have_a_row_for_each_step(path):
     assert np.flatnonzero(found["late"] == found["late"]).tolist() == [1999]
     assert np.flatnonzero(found["skipped"]).tolist() == [6]
     assert found["seconds/computing"][0] == pytest.approx(0.2)
-    assert found.of_workers("waiting")[9] == pytest.approx([0.2, 0.0])
+    assert found.of_workers("waiting")[9] == pytest.approx([0.2, 0.0, 0.0])
     assert found["hook/0/adapt/noise.scale"][[0, 5]].tolist() == [1, 6]
     assert np.isnan(found["hook/0/adapt/noise.scale"][6])
     assert found["hook/0/adapt/seconds"][9] == pytest.approx([10, np.nan], nan_ok=True)
