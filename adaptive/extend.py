@@ -40,4 +40,4 @@ from adaptive.operators.sources import MICROBATCHES as MICROBATCHES
 from adaptive.operators.sources import Reading as Reading
 from adaptive.operators.sources import Source as Source
 from adaptive.operators.sources import read as read
-from adaptive.runtime.cache import share_compilations as share_compilations
+from adaptive.runtime.kernels.cache import share_compilations as share_compilations

@@ -33,7 +33,7 @@ def rank(folder: str, changes: int, mebibytes: int) -> None:
     """Train on this rank, and request another number of workers at intervals."""
     import collectives as comm
     from adaptive.control.membership import Membership
-    from adaptive.program.membership_changes import MembershipChanges
+    from adaptive.program.members import MembershipChanges
 
     notes = Notes(folder)
     notes.around(Membership, "change")

@@ -17,12 +17,11 @@ from adaptive.base.reductions import Sliced
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.operator_state import operator_state
 
-from ._codes import Codec, Coded
 from ._island_sum import Islands, island_sum
 from ._leaves import combine, error
 from ._local_mean import LocalMean, local_sum
 from ._reduce import Reduce
-from ._wire import Rounding
+from ._wire import Codec, Coded, Rounding
 
 LABEL = "left by rounding"  # of the operator state
 

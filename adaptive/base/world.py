@@ -264,7 +264,9 @@ class World:
         """
         return None
 
-    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
+    def run_on_mesh(
+        self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "", layout: str = ""
+    ) -> T:
         """Call `program` once every process has made this call, and return its result. Needs a `worker_mesh`.
 
         No other collective of this process runs at the same time: two programs with collectives, dispatched by two
@@ -275,6 +277,7 @@ class World:
             the status, summed over all processes; replicated.
           status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
           about, more: see `World`.
+          layout: further description, equal on all processes.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process, before any has called `program`.

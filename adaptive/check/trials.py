@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.arrays import numbers_of
@@ -24,9 +25,9 @@ from adaptive.graph.planner import Planner
 from adaptive.operators.sources import Reading, Source
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.kernels.microbatches import Microbatches
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import unpack
-from adaptive.runtime.microbatches import Microbatches
 
 from .dependencies import ContributionKey, Output
 from .widen import wide
@@ -205,7 +206,7 @@ class Bench:
         trial = self._trial
         trial.workers.replace(*trial.workers.placed(start.states, start.op_states))
         sizes = [sum(microbatches) for microbatches in split]
-        trial.compile(sizes, microbatches=split)  # compiles only missing kernels
+        trial.compile_microbatches(split)  # compiles only what is missing
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
         whole = self.batch if batch is None else batch
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
@@ -221,8 +222,9 @@ class Bench:
         with np.errstate(all="ignore"):  # a mean over no examples is NaN
             for number, layout in enumerate(trial.layouts):
                 parts = cast(Any, self._wire.brought[number])
-                values = unpack(layout, parts, range(len(layout.contributions)), worker=0)
-                contributions.update({ContributionKey(number, i): numbers_of(value) for i, value in enumerate(values)})
+                wanted = dict.fromkeys(range(len(layout.contributions)), 1)
+                values = unpack(layout, parts, wanted, worker=0, taking_part=jnp.asarray(taking_part))
+                contributions.update({ContributionKey(number, i): numbers_of(x) for i, (x,) in enumerate(values)})
         op_states = [[list(s) for s in of_worker] for of_worker in trial.op_states]
         after = Start([list(leaves) for leaves in trial.states], op_states)
         old, new = (list(map(numbers_of, self._kept(s))) for s in (start, after))

@@ -21,13 +21,13 @@ In single precision the status takes 16 bytes per worker, and 16 more. The word 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptive.base.activity import WorkerSeconds
 from adaptive.base.world import World
+from adaptive.runtime.step_plan import StepStatus
 
 from .batch_sizes import BatchSizes
 from .decision_digest import DecisionDigest
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
     checkpoint_requested: bool  # any process
 
 
-class Status:
+class Status(StepStatus):
     """This process's report of each step, and what it received.
 
     Args:
@@ -71,7 +71,6 @@ class Status:
         self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.checkpoint_due = self.checkpoint_requested = self.repeats = False
-        self.own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
         self._own, self._seconds_view = np.zeros(0), np.zeros((_SECONDS, 0))  # last report, view of its seconds
         self.heard, self._facts, self._any_requested = np.zeros(self.length), b"", False  # with the last message
 

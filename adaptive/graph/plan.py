@@ -77,19 +77,9 @@ class Segment:
     inputs: tuple[tuple[Var, Origin], ...]
     outputs: tuple[Atom, ...]  # kept values; for the final segment, see Plan.final_outputs
 
-    @cached_property
-    def wiring(self) -> dict[str, list[tuple[Any, int]]]:
-        """The origins of the inputs, by kind, as pairs of indices in the order of the inputs."""
-        kinds: dict[str, list[tuple[Any, int]]] = {
-            kind: [] for kind in ("state", "op_state", "const", "batch", "prologue", "microbatch", "source", "message")
-        }
-        for _, origin in self.inputs:
-            kinds[origin.kind].append((origin.index, origin.item))
-        return kinds
-
     def reads(self, kind: str) -> list[int]:
         """Return the first indices of the inputs of one kind, in order."""
-        return [index for index, _ in self.wiring[kind]]
+        return [origin.index for _, origin in self.inputs if origin.kind == kind]
 
     @cached_property
     def read_messages(self) -> list[int]:

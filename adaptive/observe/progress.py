@@ -44,7 +44,7 @@ class Course(NamedTuple):
       examples: number of examples in the data set.
       epochs: the epoch at whose end the run ends; `None` if epochs do not limit it.
       steps: the step at which the run ends; `None` if steps do not limit it.
-      to_compile: number of XLA programs to compile before the first step.
+      compiles: whether XLA programs are compiled before the first step.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Course(NamedTuple):
     examples: int
     epochs: int | None
     steps: int | None
-    to_compile: int
+    compiles: bool
 
 
 class Progress:
@@ -87,8 +87,8 @@ class Progress:
             workers = counted(sum(size > 0 for size in course.batch_sizes), "worker")
             batch = sizes_in_words(course.batch_sizes)
             self._print(f"{course.name}: {workers}, {counted(course.examples, 'example')}, batch {batch}")
-            if course.to_compile:
-                self._print(f"compiling {counted(course.to_compile, 'program')} …")
+            if course.compiles:
+                self._print("compiling …")
             self._show()
 
     # --- called from the training thread ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from adaptive.base.activity import Breakdown
 from adaptive.base.arrays import numbers_of
 from adaptive.base.decision import Decision
 from adaptive.base.world import Loss
-from adaptive.runtime.microbatches import Microbatches
+from adaptive.runtime.kernels.microbatches import Microbatches
 
 Metrics = TypeVar("Metrics")  # what the driver returns beside its state
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.current import current_world
 from adaptive.base.errors import CollectiveError
 from adaptive.base.jaxprs import current_source
-from adaptive.base.reductions import Reduction, adds_up
+from adaptive.base.reductions import Reduction
 from adaptive.base.source_lines import at, current_line, line_search_of
 
 from .context import only_in_programs, tracing
@@ -62,7 +61,8 @@ class Collective:
       weighted: whether it is a mean: encoded values are multiplied by a weight, and the sum is divided by the sum of
         weights.
       reduces: whether `op` combines the values of parts of the examples (workers, microbatches) to the value of all. If
-        not, a local batch whose value it takes runs as one microbatch.
+        not, a local batch whose value it takes runs as one microbatch. Where it sends a row for each worker, those of
+        workers without examples arrive as NaN (0 for integers).
       result_is_replicated: whether the result is equal on all workers.
       travels: whether values are sent to other workers. If not, they are combined over one worker's microbatches only.
       shows_workers: whether the result has a part for each worker, and so depends on the split by design.
@@ -106,17 +106,6 @@ class Collective:
         """Return the encoded value that worker number `worker` sends; traced. `x` has the dtype in which it is sent."""
         return x
 
-    def encode_nothing(self, shape: Shape, dtype: np.dtype, worker: int, capacity: int) -> jax.Array:
-        """Return the encoded value that a worker without examples sends.
-
-        If the collective `reduces`, it is the neutral element of the reduction; otherwise `encode` of NaN (0 for
-        integers) of `shape`.
-        """
-        if self.reduces:
-            return jnp.full(self.sent_shape(shape, capacity), _neutral(self.op, dtype), dtype)
-        unknown = np.nan if jnp.issubdtype(dtype, jnp.inexact) else 0
-        return self.encode(jnp.full(shape, unknown, dtype), worker, capacity)
-
     def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         """Return the result for the reduced value `x` (divided by the sum of weights, if weighted); traced."""
         return x
@@ -143,15 +132,6 @@ class Collective:
     def about(self) -> str:
         """The name with options, for errors: "all_reduce(op='mean')"."""
         return self.name
-
-
-def _neutral(op: Reduction, dtype: np.dtype) -> Any:
-    """Return the neutral element of a reduction."""
-    if adds_up(op):
-        return 0
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -np.inf if op == "max" else np.inf
-    return jnp.iinfo(dtype).min if op == "max" else jnp.iinfo(dtype).max
 
 
 collective_p = Primitive("collective")

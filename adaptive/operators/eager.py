@@ -17,7 +17,7 @@ from adaptive.base.arrays import NotAnArrayError, as_jax, check_not_sharded
 from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
-from adaptive.base.reductions import Reduction, adds_up
+from adaptive.base.reductions import Reduction
 from adaptive.base.source_lines import at, current_line
 from adaptive.base.world import World, retry_on_members_changed
 
@@ -76,7 +76,9 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     if weight is not None:
         _check_weight(out[0])
         out = [divided(s, out[0]) for s in out[1:]]
-    out = [how.decode(v, world.workers[0], world.capacity) for v in out]
+    there = jnp.isin(jnp.arange(world.capacity), jnp.asarray(world.members))
+    out = [with_unknown_rows(how, x, v.shape, there) for x, v in zip(out, values, strict=True)]
+    out = [how.decode(x, world.workers[0], world.capacity) for x in out]
     return jax.block_until_ready([v.astype(dtype) for v, dtype in zip(out, dtypes, strict=True)])
 
 
@@ -88,11 +90,8 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
         if there:
             sent = [how.encode(v if weight is None else scaled(v, weight), worker, world.capacity) for v in values]
         else:
-            sent = [how.encode_nothing(v.shape, v.dtype, worker, world.capacity) for v in values]
-        if adds_up(how.op) and not parts and world.rank == 0:
-            for slot in world.unowned_slots:
-                rows = (how.encode_nothing(v.shape, v.dtype, slot, world.capacity) for v in values)
-                sent = [own + row for own, row in zip(sent, rows, strict=True)]
+            shapes = [how.sent_shape(v.shape, world.capacity) for v in values]
+            sent = [jnp.full(s, neutral_element(how.op, v.dtype), v.dtype) for s, v in zip(shapes, values, strict=True)]
         weights = [] if weight is None else [jnp.asarray(weight) if there else jnp.zeros_like(weight)]
         row = [jnp.zeros(1), *weights, *sent]
         parts.append([jax.device_put(p, target) for p in row])
@@ -150,3 +149,26 @@ def wire_dtype(dtype) -> np.dtype:
     if dtype == jnp.bool_:
         return np.dtype(np.uint8)
     return np.dtype(np.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else np.dtype(dtype)
+
+
+def with_unknown_rows(how: Collective, x: jax.Array, shape: tuple[int, ...], taking_part: jax.Array) -> jax.Array:
+    """Return a reduced value whose rows of workers without examples are NaN (0 for integers), if it has a row for each
+    worker; traced.
+
+    Args:
+      shape: of the value that each worker has.
+      taking_part: whether each worker has examples in this step; boolean, shape=(capacity,).
+    """
+    if how.reduces or x.shape != (len(taking_part), *shape):
+        return x
+    unknown = np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+    return jnp.where(taking_part.reshape((-1,) + (1,) * len(shape)), x, jnp.asarray(unknown, x.dtype))
+
+
+def neutral_element(op: Reduction, dtype: np.dtype) -> Any:
+    """Return what a worker without examples sends."""
+    if op not in ("max", "min"):
+        return 0
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -np.inf if op == "max" else np.inf
+    return jnp.iinfo(dtype).min if op == "max" else jnp.iinfo(dtype).max

@@ -44,9 +44,10 @@ class Source:
 
     Attributes:
       name: its name in `explain()`.
-      read: returns the value; called once per worker and step (for scope "microbatch": once per microbatch).
+      read: returns the value; called once per worker and step.
       dtype: `float32` or `int32`.
-      scope: where the value is the same: on "all" workers, in all microbatches of one "worker", or in one "microbatch".
+      scope: where the value is the same: on "all" workers, or in all microbatches of one "worker". "microbatch" is for
+        the sources of this module that differ between microbatches, which know their values.
       stand_in: its value outside a program.
     """
 

@@ -36,17 +36,16 @@ from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
 from adaptive.observe.origin import RunOrigin, process_started
 from adaptive.observe.sinks import SinkThread
-from adaptive.runtime.cache import share_compilations
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
+from adaptive.runtime.kernels.cache import share_compilations
 from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
-from adaptive.runtime.microbatches import CALL_OVERHEAD
+from adaptive.runtime.kernels.microbatches import CALL_OVERHEAD
 
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by, new_run_id
 from .first_plan import check_alike, first_plan, plan_for_capacity
-from .mailboxes import ProgramMailboxes
-from .member_tracker import MemberTracker
-from .step_checks import SkippedSteps, StepClock
+from .members import MemberTracker, ProgramMailboxes
+from .reports import SkippedSteps, StepClock
 
 if TYPE_CHECKING:  # imported on use
     from adaptive.observe.progress import Progress

@@ -26,7 +26,7 @@ from adaptive.observe.sinks import Sink
 from adaptive.operators.sources import GLOBAL_BATCH
 
 from .arguments import Options, next_name, world_of
-from .membership_changes import AllLeave
+from .members import AllLeave
 from .parts import ProgramParts
 from .run_loop import RunLoop
 from .runs import preempted, steps_of_run
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from adaptive.check.means import MeanCheck
     from adaptive.check.verdict import Invariance
 
-    from .branch import Branch
     from .checkpoints import Checkpoints
+    from .restore import Branch
 
 State = TypeVar("State")
 
@@ -499,7 +499,7 @@ class Program(Generic[State, Metrics]):
           DriverError: the driver has no `ad.hyperparameter` of a name, a value does not fit it, or workers are joining.
           NonFiniteError: the last update made NaNs.
         """
-        from .branch import Branch
+        from .restore import Branch
 
         return Branch(self._settled(), self._loop, global_batch, hyperparameters)
 

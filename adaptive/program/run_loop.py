@@ -22,12 +22,11 @@ from adaptive.base.world import MembersChanged
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
 from adaptive.runtime.fused_step import UNDER_WAY
-from adaptive.runtime.outcome import Outcome
+from adaptive.runtime.step_plan import Outcome
 
-from .membership_changes import MembershipChanges, RunEnds
+from .members import MembershipChanges, RunEnds
 from .parts import ProgramParts
-from .reports import Reports
-from .step_checks import MOST_SKIPPED
+from .reports import MOST_SKIPPED, Reports
 
 _log = logging.getLogger("adaptive")
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adaptive.base.errors import DriverError, Preempted
 from adaptive.base.signals import SignalHandlers, acknowledge_termination
 from adaptive.observe.report import Report
-from adaptive.observe.sinks import Sink
+from adaptive.observe.sinks import Sink, SinkThread, checked
 
 from .arguments import count, flag
-from .membership_changes import AllLeave, RunOver
+from .members import AllLeave, RunOver
 from .parts import ProgramParts, RunLimit
 from .run_loop import RunLoop
-from .run_outputs import checkpointed, logged, shown
 
+# Imported on use, because imports dominate the start-up time, and not every run needs these.
 if TYPE_CHECKING:
     from .checkpoints import Checkpoints
+    from .run_checkpointer import RunCheckpointer
 
 _log = logging.getLogger("adaptive")
 
@@ -131,3 +132,60 @@ def _compare_last_decision(parts: ProgramParts) -> None:
     p = parts
     if p.world.processes > 1 and p.engine.has_status and (p.plan.hooks or p.decisions.stopped):
         p.engine.exchange_status(f"the end of run() after step {p.run.step} of {p.name}", p.decisions.last)
+
+
+@contextmanager
+def shown(parts: ProgramParts) -> Iterator[None]:
+    """Show the run's progress on rank 0, for the duration of the block."""
+    from adaptive.observe.progress import Course, Progress
+
+    p = parts
+    course = Course(p.plan.graph.name, p.sizes.current, len(p.data), *p.run.limit, not p.run.compiled)
+    progress = Progress(course, p.world, p.activity, p.engine.kernels)
+    p.run.progress = progress
+    with p.listeners.add(progress):
+        try:
+            yield
+        except BaseException as error:
+            progress.close(error)
+            raise
+        progress.close()
+
+
+@contextmanager
+def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
+    """Write each step to sinks, for the duration of the block.
+
+    Args:
+      log, record: see `Program.run`.
+    """
+    from adaptive.observe.record import JSONL
+
+    sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
+    if not sinks:
+        yield
+        return
+    with closing(SinkThread(sinks, parts.world)) as thread, parts.listeners.add(thread):
+        parts.run.sinks = thread
+        thread.log(parts.run.logged, step=0)
+        parts.run.logged = {}
+        yield
+
+
+@contextmanager
+def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheckpointer]:
+    """Open a directory of checkpoints, for the duration of the block. Communicates.
+
+    Yields:
+      The object that saves the checkpoints.
+    """
+    from .run_checkpointer import RunCheckpointer
+
+    with closing(RunCheckpointer(options, parts)) as checkpointer:
+        parts.run.checkpointer = checkpointer
+        try:
+            yield checkpointer
+        finally:
+            parts.run.checkpointer = None
+            checkpointer.wait()
+            parts.run.notes += checkpointer.drain_notes()

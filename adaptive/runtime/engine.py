@@ -12,27 +12,24 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, Activity
-from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
-from adaptive.base.world import World, retry_on_members_changed
+from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.planner import Planner
 from adaptive.operators.sources import MICROBATCHES, Reading
 
-from .compile import side_by_side
 from .fused_program import why_not
 from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
 from .kernels import KernelOptions, Kernels
-from .microbatches import Microbatches
-from .neutral import NeutralContributions
-from .out_of_memory import check_memory
-from .outcome import Outcome
+from .kernels.compile import side_by_side
+from .kernels.memory_bound import check_memory
+from .kernels.microbatches import Microbatches
+from .kernels.programs import Programs
 from .placement import placements_of
-from .programs import Programs
 from .segment import microbatch_functions
-from .step_plan import NoStatus, Prefetch, StatusLike, StepContext, StepPlan, bytes_per_execution
+from .step_plan import Outcome, Prefetch, StepContext, StepPlan, StepStatus, bytes_per_execution
 from .worker_state import OpStates, States, WorkerState
 
 
@@ -62,13 +59,13 @@ class Engine:
         world: World,
         *,
         kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
-        status: StatusLike | None = None,
+        status: StepStatus | None = None,
         finite: bool = False,
         name: str = "",
         activity: Activity | None = None,
         revision: Revision | None = None,
     ):
-        plan, status, revision = plans.reference, status or NoStatus(), revision or Revision()
+        plan, status, revision = plans.reference, status or StepStatus(), revision or Revision()
         self.plan, self.world, self.plans, self.name = plan, world, plans, name
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
         self.layouts, feed, elements = steps.layouts, steps.feed, status.length
@@ -96,7 +93,6 @@ class Engine:
                 *(plan, steps.feed, steps.layouts, placements, self.kernels.compiled.constants), label=steps.label
             ),
             placements=placements,
-            neutral=NeutralContributions(plan, steps.layouts, world, placements),
             channels=[
                 world.channel(placements[0].specs(number, layout), layout.status, (name, number))
                 for number, layout in enumerate(steps.layouts)
@@ -110,7 +106,6 @@ class Engine:
         if mesh is not None and not why_not(plan, mesh):
             self.fused = self.workers.held_by = FusedStep(ctx, mesh, world)
             self.kernels.compiled.compile_step = self.fused.compile
-        self.kernels.compiled.compile_sums = ctx.programs.compile_sums
         self._host_step = HostStep(ctx, compares_groups=compares_groups)
         self.min_microbatches_of = self._host_step.min_microbatches_of
 
@@ -136,56 +131,30 @@ class Engine:
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
-    def compile(
-        self,
-        sizes: Sequence[int],
-        microbatches: Sequence[Microbatches] | None = None,
-        of_all: Sequence[int] = (),
-    ) -> None:
+    def compile(self, sizes: Sequence[int], of_all: Sequence[int] = ()) -> None:
         """Compile the programs of every step, and the kernels for the first sizes of this process's workers.
 
         Args:
           sizes: by local index.
-          microbatches: by local index; compile the kernels of these only.
           of_all: the first sizes of all workers; required with several processes.
         """
-        start, programs = time.perf_counter(), self.context.programs
-        jobs = programs.jobs()
-        if self._has_several_microbatches(sizes, microbatches):
-            jobs.append(programs.compile_sums)
-        whole, of_all = Microbatches(), sizes if self.world.processes == 1 else of_all
-        if self.fused is not None and microbatches is None and of_all:
+        start, whole, of_all = time.perf_counter(), Microbatches(), sizes if self.world.processes == 1 else of_all
+        jobs = [*self.context.programs.jobs(), partial(self.kernels.require_first, sizes)]
+        if self.fused is not None and of_all:
             whole = self.fused.microbatches_of(of_all)
-        if whole and self.fused is not None and self.fused.waits:
-            jobs.append(partial(self.fused.compile, whole))
-        if microbatches is None:
-            jobs.append(partial(self.kernels.require_first, sizes))
-        else:
-            jobs.append(partial(self.kernels.require_microbatches, microbatches))
+            if whole and self.fused.waits:
+                jobs.append(partial(self.fused.compile, whole))
         first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
         side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
-        if self.world.processes > 1:
-            self.context.neutral.prepare()
         self.kernels.counters.waited_seconds += time.perf_counter() - start
         if whole:
             self.kernels.ask_for_step(whole)
-        if microbatches is None:
-            self.kernels.ask_for_sums()
-            self.kernels.extend(max(sizes))
+        self.kernels.extend(max(sizes))
 
-    def _has_several_microbatches(self, sizes: Sequence[int], microbatches: Sequence[Microbatches] | None) -> bool:
-        if microbatches is None:
-            return any(size and not self.kernels.is_one_microbatch(size) for size in sizes)
-        return any(len(of_worker) > 1 for of_worker in microbatches)
-
-    def missing(self, sizes: Sequence[int]) -> int:
-        """Return how many programs `compile` would compile.
-
-        Args:
-          sizes: by local index.
-        """
-        with_sums = self._has_several_microbatches(sizes, None)
-        return self.context.programs.missing(with_sums=with_sums) + self.kernels.missing(sizes)
+    def compile_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
+        """Compile the programs of every step, and the kernels for exactly these microbatches, by local index."""
+        self.context.programs.compile()
+        self.kernels.require_microbatches(microbatches)
 
     def compiled(self, local_index: int) -> list[Callable[..., Any]]:
         """Return the compiled programs of one worker, except its kernels; none before the first step."""
@@ -213,7 +182,7 @@ class Engine:
           share: the batches of this process's workers.
           readings: the values of sources, by local index.
           prefetch: starts to fetch the next step's examples; called once, when the first kernels are dispatched.
-          microbatches: sizes, by local index; by default those of the rule (`runtime/microbatches.py`).
+          microbatches: sizes, by local index; by default those of the rule (`runtime/kernels/microbatches.py`).
           search: whether to determine where values that are not finite were computed, which takes seconds.
           more: added to the error if processes are in different collectives.
           wait: whether to wait until the step is known to be finite. A fused step that is not waited for may turn out
@@ -251,14 +220,8 @@ class Engine:
     def exchange_status(self, about: str, more: str) -> None:
         """Exchange the status in a separate message. Communicates."""
         status = self.context.status
-        zeros = np.zeros(status.length, np.float32)
-        parts = [[jax.device_put(zeros, target)] for target in self.world.targets]
-
-        def exchange() -> Arrived:
-            own = status.encode().astype(np.float32)  # again after a loss: it depends on the number of processes
-            return self.world.exchange(SentMessage(parts, own, about, more), ["sum"], (self.name, "status"))
-
-        status.decode(retry_on_members_changed(exchange)[1])
+        sent = self.world.all_gather_bytes(status.encode().tobytes(), about, more)
+        status.decode(np.sum([np.frombuffer(of_process) for of_process in sent], axis=0))
 
     def close(self) -> None:
         """End the background threads."""

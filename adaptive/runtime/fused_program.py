@@ -28,20 +28,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
-from adaptive.base.reductions import Mixed, Reduction, Sliced
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom
-from adaptive.operators.sources import EXAMPLES, FIXED, MICROBATCHES, OFFSET, STEP, source_p
+from adaptive.operators.sources import EXAMPLES, STEP, source_p
 
-from .compile import compile_over
+from .kernels.compile import compile_segment
+from .kernels.microbatches import Microbatches
 from .message import accumulate, lay_out_all
-from .microbatches import Microbatches
-from .segment import FLOATS, INTS, Address, Feed, consts_of, final_results, segment_function
+from .segment import FLOATS, INTS, START, Address, consts_of, final_results, segment_function
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
@@ -86,27 +85,6 @@ class Results(NamedTuple):
     shown: list[jax.Array]
 
 
-class LoneMesh:
-    """The mesh of a lone worker's device, over which nothing is reduced: a `WorkerMesh`."""
-
-    axis = "worker"
-
-    def __init__(self, device: jax.Device):
-        self.mesh = Mesh(np.array([device]), (self.axis,))
-
-    def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
-        """Do nothing: there are no messages."""
-
-    def reduces(self, op: Reduction) -> bool:
-        """Return whether `reduce_within` supports a reduction."""
-        return not isinstance(op, Mixed)
-
-    def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
-        """Return the worker's parts, as reduced over one worker; traced."""
-        both = zip(parts, ops, strict=True)
-        return [op.in_one_place([x], step) if isinstance(op, Sliced) else x for x, op in both]
-
-
 def why_not(plan: Plan, mesh: WorkerMesh) -> str:
     """Return why steps of a plan cannot run as programs over the mesh; "" if they can."""
     if any(message.gate is not None for message in plan.messages):
@@ -115,8 +93,6 @@ def why_not(plan: Plan, mesh: WorkerMesh) -> str:
         return "workers read each other's published state"
     if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
         return "a reduction is computed from numbers of the host"
-    if any(source.scope == "microbatch" and source not in FIXED for source in plan.sources):
-        return "a number is measured for each microbatch"
     segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
     if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
         return "the driver has callbacks to Python, or is itself sharded over devices"
@@ -159,7 +135,7 @@ class FusedProgram:
         specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
         over_mesh = jax.shard_map(self._step, mesh=mesh.mesh, in_specs=(P(), specs), out_specs=P(), check_vma=False)
         name = f"{self.steps.label}step_{'_'.join(map(str, microbatches))}"
-        self.run = compile_over(over_mesh, (replaced, given), tuple(mesh.mesh.devices.flat), name=name, donate=(0,))
+        self.run = compile_segment(over_mesh, (replaced, given), mesh.mesh.devices.flat[0], name=name, donate=1)
 
     def _consts_of(self, plan: Plan, segment: Segment) -> dict[Address, jax.Array]:
         found: dict[Address, jax.Array] = {}
@@ -184,7 +160,7 @@ class FusedProgram:
         number = jax.ShapeDtypeStruct((), np.dtype(np.int32), sharding=self._everywhere)
         given = Given(
             [everywhere(v.aval) for i, v in enumerate(variables) if i not in changed],
-            split(1, (1 + len(feed.floats),), np.dtype(np.float32)),
+            split(1, (len(feed.floats),), np.dtype(np.float32)),
             split(1, (len(feed.ints) + feed.capacity,), np.dtype(np.int32)),
             number,
             number,
@@ -211,8 +187,10 @@ class _OneWorker:
         self._program, self._steps, self._plan = program, program.steps, program.steps.plan
         self._given, self._old, plan = given, replaced, self._plan
         kept = [i for i in range(len(plan.graph.state_vars)) if i not in plan.changed_state]
-        feed = self._steps.feed
-        ints = _with_values(feed, given.ints[0], {STEP.name: given.step})
+        ints = given.ints[0]
+        for place, source in enumerate(self._steps.feed.ints):
+            if source.name == STEP.name:
+                ints = ints.at[place].set(given.step)
         self._values: dict[Address, Any] = dict(zip(final_results(plan), replaced, strict=False))
         self._values.update(zip([("state", i, 0) for i in kept], given.state, strict=True))
         self._values.update({FLOATS: given.floats[0], INTS: ints})
@@ -224,12 +202,8 @@ class _OneWorker:
         }
         self._own, start = list[dict[Address, Any]](), 0  # the values of each microbatch
         for size in program.microbatches:
-            own: dict[Address, Any] = {
-                ("batch", i, 0): leaf[start : start + size] for i, leaf in enumerate(given.batch)
-            }
-            if len(program.microbatches) > 1:
-                own[FLOATS], own[INTS] = _of_microbatch(feed, given.floats[0], ints, start, size)
-            self._own.append(own)
+            rows = {("batch", i, 0): leaf[start : start + size] for i, leaf in enumerate(given.batch)}
+            self._own.append({START: np.int32(start), **rows})
             start += size
         self._ok: list[Any] = [given.fault < 0]
 
@@ -298,24 +272,6 @@ class _OneWorker:
         new = chosen.all_of(out[:n], self._old) if checked else out[:n]
         fault = jnp.where(chosen.ok | (given.fault >= 0), given.fault, given.step)
         return Results(new, given.step + 1, fault, out[n:])
-
-
-def _with_values(feed: Feed, ints: Any, values: dict[str, Any]) -> Any:
-    """Return the vector of integers with other values of some sources, by name."""
-    for place, source in enumerate(feed.ints):
-        if source.name in values:
-            ints = ints.at[place].set(values[source.name])
-    return ints
-
-
-def _of_microbatch(feed: Feed, floats: Any, ints: Any, start: int, size: int) -> tuple[Any, Any]:
-    """Return the vectors of sources for one of several microbatches; traced: see `Feed.for_microbatch`."""
-    floats = floats.at[0].set(float(not start))
-    for place, source in enumerate(feed.floats, 1):
-        if source.name in (EXAMPLES.name, MICROBATCHES.name):
-            floats = floats.at[place].set(size if source.name == EXAMPLES.name else 1)
-    offset = [ints[place] for place, source in enumerate(feed.ints) if source.name == OFFSET.name]
-    return floats, _with_values(feed, ints, {OFFSET.name: offset[0] + start} if offset else {})
 
 
 class _Chosen:

@@ -40,13 +40,11 @@ from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
-from .fused_program import NO_FAULT, FusedProgram, Given, LoneMesh, Results
-from .kernels.memory_bound import bytes_of
-from .mesh_arrays import MeshArrays
-from .mesh_vectors import MeshVectors
-from .microbatches import Microbatches
-from .out_of_memory import check_update
-from .outcome import Outcome
+from .fused_program import NO_FAULT, FusedProgram, Given, Results
+from .kernels.memory_bound import bytes_of, check_update
+from .kernels.microbatches import Microbatches
+from .mesh_arrays import MeshArrays, MeshVectors
+from .step_plan import Outcome
 
 if TYPE_CHECKING:
     from .step_plan import Prefetch, StepContext
@@ -72,7 +70,7 @@ def mesh_for(world: World) -> WorkerMesh | None:
     if world.capacity > 1:
         return world.worker_mesh()
     device = world.devices[0]
-    return None if device.platform == "cpu" or world.local_mesh is not None else LoneMesh(device)
+    return None if device.platform == "cpu" or world.local_mesh is not None else WorkerMesh([device])
 
 
 class FusedStep:

@@ -23,12 +23,11 @@ from adaptive.base.channel import SentMessage
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
-from .microbatches import Microbatches
+from .kernels.memory_bound import check_update
+from .kernels.microbatches import Microbatches
 from .nan_origin import FailedStep, find_trouble
-from .out_of_memory import check_update
-from .outcome import Outcome
 from .schedule import Schedule, Sent, Stage
-from .step_plan import Prefetch, StepContext
+from .step_plan import Outcome, Prefetch, StepContext
 
 _NO_STATUS = np.zeros(0)
 _NAN = float("nan")
@@ -47,7 +46,6 @@ class HostStep:
         self._key: tuple[Any, ...] = ()  # what the schedule depends on: revision, sizes, microbatches if given, seed
         self._schedule: Schedule | None = None
         self._left = self._granted = 0  # steps for which the microbatches are still valid, and at first
-        self._with_gaps = False
         self._nbytes = [layout.nbytes for layout in ctx.step_plan.layouts]
 
     @property
@@ -69,7 +67,6 @@ class HostStep:
             given = [microbatches for microbatches, _ in chosen]
             self._left = self._granted = min(steps for _, steps in chosen)
         self._schedule = None  # frees what it holds
-        self._with_gaps = bool(ctx.world.unowned_slots)
         return Schedule(ctx, given, readings, share.batches)
 
     def min_microbatches_of(self, size: int, global_batch: int) -> int:
@@ -167,8 +164,6 @@ class HostStep:
                 own = ctx.status.encode().astype(dtype)
             else:
                 own = _NO_STATUS.astype(dtype)
-            if self._with_gaps:
-                rows = ctx.neutral.with_gaps(number, rows)
             sent.append(number)
             sent_message = SentMessage(rows, own, about, more, step)
             arrived.append((message, *ctx.channels[number].exchange(sent_message)))

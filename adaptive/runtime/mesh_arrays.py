@@ -1,4 +1,4 @@
-"""Arrays over a mesh of workers, joined from the arrays of single workers."""
+"""Arrays over a mesh of workers: joined from those of single workers, or read from the host."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.worker_mesh import WorkerMesh
+from adaptive.operators import sources
+from adaptive.operators.sources import Reading
+
+from .segment import Feed
+
+_ON_DEVICES = sources.FIXED | {sources.STEP}  # the step number is counted on the devices
 
 
 class MeshArrays:
@@ -66,3 +72,42 @@ class MeshArrays:
     def of_first(self, array: jax.Array) -> jax.Array:
         """Return the first worker's array from one that `joined` returned."""
         return array.addressable_data(self._places[0])
+
+
+class MeshVectors:
+    """The vectors of sources of all workers, on the devices; sent again when they change.
+
+    Args:
+      feed: puts the values of sources into vectors.
+      arrays: the arrays over the mesh.
+    """
+
+    def __init__(self, feed: Feed, arrays: MeshArrays):
+        self._feed, self._arrays = feed, arrays
+        self._measured = [(1, i, s) for i, s in enumerate(feed.floats) if s not in _ON_DEVICES]
+        self._measured += [(2, i, s) for i, s in enumerate(feed.ints) if s not in _ON_DEVICES]
+        self._said: list[list[float]] = []
+        self._known: tuple[Any, ...] = ()  # (sizes and seed, vectors on the host)
+        self._there: Any = None
+
+    def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading], microbatches: int) -> tuple[Any, Any]:
+        """Return floats and integers for the next step; shape=(workers, elements) each.
+
+        Args:
+          microbatches: their number on each worker.
+        """
+        key = sizes, readings[0].seed, microbatches
+        if not self._known or key != self._known[0]:
+            vectors = [self._feed.measure(reading, microbatches) for reading in readings]
+            self._known = key, [floats[None] for floats, _ in vectors], [ints[None] for _, ints in vectors]
+            self._said = []
+            self._there = self._arrays.rows(self._known[1:])
+        elif self._measured:
+            said = [[source.read(reading) for _, _, source in self._measured] for reading in readings]
+            if said != self._said:
+                self._said = said
+                for row, values in enumerate(said):
+                    for (kind, place, _), value in zip(self._measured, values, strict=True):
+                        self._known[kind][row][0, place] = value
+                self._there = self._arrays.rows([[row.copy() for row in rows] for rows in self._known[1:]])
+        return self._there

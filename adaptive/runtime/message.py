@@ -17,7 +17,7 @@ after the sum over workers and microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -31,7 +31,7 @@ from jax.extend.core import Var
 from adaptive.base.reductions import Reduction, Sliced, adds_up, combine_microbatches
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
-from adaptive.operators.eager import divided, scaled, wire_dtype
+from adaptive.operators.eager import divided, neutral_element, scaled, wire_dtype, with_unknown_rows
 
 LARGE_BYTES = 256 << 10  # leaves of this size are sent from their own memory; benchmarks/exchange_resnet50.py
 
@@ -106,6 +106,11 @@ def must_be_finite(c: Contribution) -> bool:
     """
     of_examples = c.how.reduces and c.scope == Scope.MICROBATCH
     return (of_examples or c.how.must_be_finite) and jnp.issubdtype(c.value.aval.dtype, jnp.inexact)
+
+
+def counts_once(c: Contribution) -> bool:
+    """Return whether a contribution counts in the first microbatch of a worker's step only."""
+    return c.scope < Scope.MICROBATCH and adds_up(c.how.op)
 
 
 def lay_out_all(messages: Sequence[Message], *, capacity: int, status: int) -> list[Layout]:
@@ -183,14 +188,14 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
     Args:
       values, weights: one per contribution.
       worker: this worker's number.
-      first: 1.0 in the first microbatch of a worker's step, else 0.0: values of scope "worker" count once.
+      first: whether it is the first microbatch of a worker's step: values of scope "worker" count once.
     """
     pieces: list[list[_Piece]] = [[] for _ in layout.parts]
     weights_written = set()
     for i, (c, entry, value) in enumerate(zip(layout.contributions, layout.entries, values, strict=True)):
         x = jnp.asarray(value).astype(entry.dtype)
         x = c.how.encode(x, worker, layout.capacity)
-        weight, once = layout.weights[i], c.scope < Scope.MICROBATCH and adds_up(c.how.op)
+        weight, once = layout.weights[i], counts_once(c)
         factor = None if weight is None else weights[i]
         pieces[entry.part].append(_Piece(entry.offset, x, weight.offset if weight else -1, factor, once))
         if weight is not None and weight.offset not in weights_written:
@@ -237,33 +242,26 @@ def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     for run, end in runs:
         value = joined if run.factor is None else scaled(joined, run.factor)
         if run.once:
-            value = jnp.where(first > 0, value, jnp.zeros((), value.dtype))
+            value = jnp.where(first, value, jnp.zeros((), value.dtype))
         if value is not joined:
             weighed = only(run, end, value, weighed)
     return weighed
 
 
-def unpack(layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], *, worker: Any) -> list[jax.Array]:
-    """Return the results numbered `wanted` from the reduced parts. Traced into the segment that reads them.
-
-    Args:
-      worker: this worker's number.
-    """
-    return [results[0] for results in unpack_per_use(layout, parts, wanted, [1] * len(wanted), worker=worker)]
-
-
-def unpack_per_use(
-    layout: Layout, parts: Sequence[jax.Array], wanted: Sequence[int], uses: Sequence[int], *, worker: Any
+def unpack(
+    layout: Layout, parts: Sequence[jax.Array], wanted: Mapping[int, int], *, worker: Any, taking_part: jax.Array
 ) -> list[list[jax.Array]]:
-    """Return the results numbered `wanted`, each once per use: equal values, computed separately.
+    """Return results of the reduced parts, each once per use: equal values, computed separately. Traced into the
+    segment that reads them.
 
     XLA fuses a division into one operation that uses it, but not into two: it writes the quotient to memory. For
     averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and doubles the
     time of the update. Quotients by different divisors are each fused into their operation.
 
     Args:
-      uses: how often each result is used.
+      wanted: how often each result is used, by its number.
       worker: this worker's number.
+      taking_part: whether each worker has examples in the step; boolean, shape=(capacity,).
     """
     totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: copies of one number that XLA does not merge
 
@@ -280,10 +278,11 @@ def unpack_per_use(
     def separately(i: int, n: int) -> list[jax.Array]:
         c, x, weight = layout.contributions[i], _entry_of(parts, layout.entries[i]), layout.weights[i]
         values = [x] if weight is None else [divided(x, total_of(weight, c.how.travels, use)) for use in range(n)]
+        values = [with_unknown_rows(c.how, v, c.value.aval.shape, taking_part) for v in values]
         found = [c.how.decode(v, worker, layout.capacity).astype(c.result.aval.dtype) for v in values]
         return found if weight is not None else found * n
 
-    return [separately(i, n) for i, n in zip(wanted, uses, strict=True)]
+    return [separately(i, n) for i, n in wanted.items()]
 
 
 def _entry_of(parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
@@ -291,6 +290,15 @@ def _entry_of(parts: Sequence[jax.Array], entry: Entry) -> jax.Array:
     if part.shape == entry.shape and entry.offset == 0:
         return part
     return part[entry.offset : entry.offset + entry.size].reshape(entry.shape)
+
+
+def neutral_parts(layout: Layout) -> list[np.ndarray]:
+    """Return a message's parts for a worker without examples, which change no result."""
+    parts = [np.zeros(part.shape, part.dtype) for part in layout.parts]
+    for c, entry in zip(layout.contributions, layout.entries, strict=True):
+        elements = parts[entry.part].reshape(-1)[entry.offset : entry.offset + entry.size]
+        elements[:] = neutral_element(c.how.op, entry.dtype)
+    return parts
 
 
 def accumulate(ops: Sequence[Reduction], old: Sequence[jax.Array], new: Sequence[jax.Array]) -> list[jax.Array]:

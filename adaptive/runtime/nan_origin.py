@@ -27,8 +27,8 @@ from adaptive.operators.peer_read import publishes
 from adaptive.operators.sources import Reading, source_p
 
 from .finite import Culprit, Trouble, describe_trouble
+from .kernels.microbatches import Microbatches
 from .message import unpack
-from .microbatches import Microbatches
 from .segment import apply
 from .step_plan import StepContext
 
@@ -103,10 +103,8 @@ def _inputs(
     """
     steps, graph, reading = ctx.step_plan, plan.graph, failed.readings[local_index]
     n = len(failed.microbatches[local_index])
-    vectors = steps.feed.measure_step(reading, n)
-    if n > 1:
-        vectors = steps.feed.for_microbatch(vectors, reading, start, size)
-    scalars = steps.feed.values(*map(jnp.asarray, vectors))
+    floats, ints = map(jnp.asarray, steps.feed.measure(reading, n))
+    scalars = steps.feed.values_of_microbatch(floats, ints, size, start)
     known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
     leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(failed.share.batches[local_index])]
     known.update(zip(graph.batch_vars, leaves, strict=True))
@@ -117,8 +115,9 @@ def _inputs(
             known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
     for number, parts in failed.earlier.items():
         results = [c.result for c in plan.messages[number]]
-        arrived = unpack(steps.layouts[number], parts[local_index], range(len(results)), worker=vectors[1][0])
-        known.update(zip(results, arrived, strict=True))
+        wanted, there = dict.fromkeys(range(len(results)), 1), steps.feed.taking_part(ints)
+        arrived = unpack(steps.layouts[number], parts[local_index], wanted, worker=ints[0], taking_part=there)
+        known.update((var, value) for var, (value,) in zip(results, arrived, strict=True))
     return known
 
 

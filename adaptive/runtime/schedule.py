@@ -21,8 +21,9 @@ import numpy as np
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import FIXED, Reading
 
-from .microbatches import Microbatches
-from .segment import FLOATS, INTS, Address, SegmentFunction
+from .kernels.microbatches import Microbatches
+from .message import neutral_parts
+from .segment import FLOATS, INTS, START, Address, SegmentFunction
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
@@ -119,12 +120,11 @@ class Batch(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """Where the two vectors of sources go, of one microbatch or of a worker's whole step.
+    """Where the two vectors of sources of a worker's step go.
 
     Attributes:
       place: of the floats; the integers are at the next one.
       host, device: the vectors when the schedule was built.
-      replaced: fields of the worker's reading that differ for it; "offset" is among them for a microbatch.
     """
 
     local_index: int
@@ -132,7 +132,6 @@ class Fed(NamedTuple):
     place: int
     host: Sequence[np.ndarray]
     device: Sequence[jax.Array]
-    replaced: dict[str, Any]
 
 
 class Schedule:
@@ -168,11 +167,10 @@ class Schedule:
         # Sources that change from step to step, and their places in the vectors.
         self._changing = [
             (vector, place, source)
-            for vector, (sources, first) in enumerate(((feed.floats, 1), (feed.ints, 0)))
-            for place, source in enumerate(sources, first)
+            for vector, sources in enumerate((feed.floats, feed.ints))
+            for place, source in enumerate(sources)
             if source not in FIXED
         ]
-        self._by_microbatch = any(source.scope == "microbatch" for *_, source in self._changing)
 
     def begin(self, readings: Sequence[Reading], batches: Sequence[Any]) -> None:
         """Put a step's examples and changing sources in their places."""
@@ -182,18 +180,13 @@ class Schedule:
         if not self._changing or self._is_new:
             self._is_new = False
             return
-        whole: list[Any] = []  # the vectors of the worker's whole step
-        for local_index, values, place, host, device, replaced in self._fed:
-            of_microbatch, reading, vectors = "offset" in replaced, readings[local_index], list[Any](device)
-            if replaced and (self._by_microbatch or not of_microbatch):
-                reading = reading._replace(**replaced)
+        for local_index, values, place, host, device in self._fed:
+            vectors = list[Any](device)
             for vector, index, source in self._changing:
                 if vectors[vector] is device[vector]:
                     vectors[vector] = host[vector].copy()  # a kernel may still read the old one
-                read = source.scope == "microbatch" or not of_microbatch
-                vectors[vector][index] = source.read(reading) if read else whole[vector][index]
+                vectors[vector][index] = source.read(readings[local_index])
             values[place : place + 2] = vectors
-            whole = whole if of_microbatch else vectors
 
 
 def _level(ctx: StepContext, level: int, workers: Sequence[_WorkerPlaces]) -> Stage:
@@ -256,6 +249,12 @@ class _WorkerPlaces:
         place = self._new(list(values), places)
         self.values[place.places] = values.values()
 
+    def _put(self, host: Mapping[Address, np.ndarray], places: dict[Address, int]) -> None:
+        """Put arrays where the worker computes, and in new places, where they stay."""
+        sharding = self._ctx.placements[self._local_index].sharding
+        device = jax.device_put(list(host.values()), [sharding(address, x.shape) for address, x in host.items()])
+        self._fixed(dict(zip(host, device, strict=True)), places)
+
     def temporary(self, addresses: Sequence[Address], places: dict[Address, int] | None = None) -> Range:
         """Return new places that are freed at the end of each step."""
         place = self._new(addresses, self.places if places is None else places)
@@ -268,27 +267,18 @@ class _WorkerPlaces:
     def parts_of(self, number: int, count: int) -> Range:
         """Return the places of a message's own parts; neutral ones for a worker without examples."""
         if not self.microbatches:
-            neutral = self._ctx.neutral.parts(self._plan.messages[number].level, self._local_index)
-            parts = enumerate(neutral[self._steps.part_slices[number]])
-            self._fixed({("part", number, i): part for i, part in parts}, self.places)
+            neutral = neutral_parts(self._steps.layouts[number])
+            self._put({("part", number, i): part for i, part in enumerate(neutral)}, self.places)
         return Range(self.values, self.places["part", number, 0], count)
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def _feed(self, reading: Reading) -> None:
-        """Put the vectors of sources in their places: of the whole step, and of each of several microbatches."""
-        feed, n, start = self._steps.feed, len(self.microbatches), 0
-        whole = feed.measure_step(reading, n)
-        self._put_vectors(whole, self.places, {} if n == 1 else {"microbatches": n})
-        for size, own in zip(self.microbatches if n > 1 else (), self._own, strict=n > 1):
-            replaced = {"examples": size, "microbatches": 1, "offset": reading.offset + start}
-            self._put_vectors(feed.for_microbatch(whole, reading, start, size), own, replaced)
-            start += size
-
-    def _put_vectors(self, host: Sequence[np.ndarray], places: dict[Address, int], replaced: dict[str, Any]) -> None:
+        """Put the vectors of sources in their places."""
+        host = self._steps.feed.measure(reading, len(self.microbatches))
         device = jax.device_put(list(host), self._target)
-        self._fixed(dict(zip((FLOATS, INTS), device, strict=True)), places)
-        self.fed.append(Fed(self._local_index, self.values, places[FLOATS], host, device, replaced))
+        self._fixed(dict(zip((FLOATS, INTS), device, strict=True)), self.places)
+        self.fed.append(Fed(self._local_index, self.values, self.places[FLOATS], host, device))
 
     def _take_batch(self, batch: Any) -> None:
         wanted = sorted({i for segment in self._plan.microbatches.values() for i in segment.reads("batch")})
@@ -298,6 +288,7 @@ class _WorkerPlaces:
         for size, own in zip(self.microbatches, self._own, strict=True):
             rows = None if alone else slice(start, start + size)
             self.batches.append(Batch(self._local_index, leaves_of, takes, rows, self.temporary(addresses, own)))
+            self._fixed({START: jax.device_put(np.int32(start), self._target)}, own)
             start += size
 
     # --- operations ---------------------------------------------------------------------------------------------------
@@ -330,8 +321,10 @@ class _WorkerPlaces:
         if level not in self._plan.microbatches:
             return
         if self.present and not self.microbatches:
-            kept = enumerate(self._ctx.neutral.outputs(level, self._local_index))
-            self._fixed({("microbatch", level, i): value for i, value in kept}, self.places)
+            # In place of a kernel's outputs. Results computed from them are discarded.
+            kept = enumerate(self._plan.microbatches[level].outputs)
+            zeros = {("microbatch", level, i): np.zeros(a.aval.shape, a.aval.dtype) for i, a in kept}
+            self._put(zeros, self.places)
         parts: list[Address] = []
         for n, (size, own) in enumerate(zip(self.microbatches, self._own, strict=True)):
             kernel = self._ctx.kernels.kernel(self._local_index, size, level)

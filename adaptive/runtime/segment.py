@@ -21,29 +21,29 @@ from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, evaluate, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
-from adaptive.operators.sources import ALONE, WORKER, Reading, Source
+from adaptive.operators.sources import ALONE, EXAMPLES, MICROBATCHES, OFFSET, WORKER, Reading, Source
 
-from .message import LARGE_BYTES, Layout, lay_out_all, pack, unpack_per_use
+from .message import LARGE_BYTES, Layout, counts_once, lay_out_all, pack, unpack
 
 # Elementwise operations and reductions of optimizers and monitors, which are cheap to fuse with a preceding division.
 _FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
 _FUSED |= {"assert_scope", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
 
 # Where a value of a worker's step is: its kind, an index and an item, as in `Origin`. Further kinds are "floats" and
-# "ints" (`Feed`); "part", a message's own part as the worker has packed it, and "message", the reduced one, by number
-# and part; "hook", by number and leaf; and "metric".
+# "ints" (`Feed`), and "start"; "part", a message's own part as the worker has packed it, and "message", the reduced
+# one, by number and part; "hook", by number and leaf; and "metric".
 Address = tuple[str, Any, int]
 FLOATS: Address = ("floats", 0, 0)
 INTS: Address = ("ints", 0, 0)
+START: Address = ("start", 0, 0)  # of a microbatch: the index of its first example in the worker's batch
 
 
 @dataclass(frozen=True)
 class Feed:
     """The layout of sources in the two vectors of floats and integers that segments receive.
 
-    The vectors always include `first` (1 in the first microbatch of a worker's step, else 0), the worker's number, and,
-    at the end of the integers, whether each worker has examples in the step, which collectives of replicated values
-    need.
+    The integers begin with the worker's number, and end with whether each worker has examples in the step, which
+    collectives of replicated values need.
     """
 
     floats: tuple[Source, ...]
@@ -56,42 +56,30 @@ class Feed:
         ints = (WORKER, *(s for s in plan.sources if s not in floats and s.name != WORKER.name))
         return Feed(floats, ints, plan.graph.capacity)
 
-    def measure(self, reading: Reading) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors, floats and integers, at the start of a worker's step."""
-        floats, ints = np.empty(len(self.floats) + 1, np.float32), np.empty(len(self.ints) + self.capacity, np.int32)
-        floats[0] = 1.0
-        for i, source in enumerate(self.floats, 1):
-            floats[i] = source.read(reading)
-        for i, source in enumerate(self.ints):
-            ints[i] = source.read(reading)
-        ints[len(self.ints) :] = reading.taking_part
-        return floats, ints
-
-    def measure_step(self, reading: Reading, n_microbatches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors for a worker's step of `n_microbatches` microbatches."""
-        return self.measure(reading if n_microbatches == 1 else reading._replace(microbatches=n_microbatches))
-
-    def for_microbatch(
-        self, vectors: Sequence[np.ndarray], reading: Reading, start: int, size: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return both vectors for one of several microbatches. Sources of scope "microbatch" are read again.
-
-        Args:
-          vectors, reading: the vectors and the reading of the worker's step.
-          start: index of the microbatch's first example in the worker's batch.
-        """
-        reading = reading._replace(examples=size, microbatches=1, offset=reading.offset + start)
-        floats, ints = vectors[0].copy(), vectors[1].copy()
-        floats[0] = not start
-        for vector, sources, start in ((floats, self.floats, 1), (ints, self.ints, 0)):
-            for i, source in enumerate(sources, start):
-                if source.scope == "microbatch":
-                    vector[i] = source.read(reading)
-        return floats, ints
+    def measure(self, reading: Reading, n_microbatches: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Return both vectors, floats and integers, for a worker's step of `n_microbatches` microbatches."""
+        reading = reading._replace(microbatches=n_microbatches)
+        floats, ints = ([source.read(reading) for source in sources] for sources in (self.floats, self.ints))
+        return np.array(floats, np.float32), np.array([*ints, *reading.taking_part], np.int32)
 
     def values(self, floats: jax.Array, ints: jax.Array) -> dict[str, jax.Array]:
+        """Return the sources of a worker's step, by name."""
         named = {s.name: ints[i] for i, s in enumerate(self.ints)}
-        named.update((s.name, floats[i]) for i, s in enumerate(self.floats, 1))
+        named.update((s.name, floats[i]) for i, s in enumerate(self.floats))
+        return named
+
+    def values_of_microbatch(self, floats: jax.Array, ints: jax.Array, examples: int, start: Any) -> dict[str, Any]:
+        """Return the sources of one microbatch, by name.
+
+        Args:
+          start: index of its first example in the worker's batch.
+        """
+        named = self.values(floats, ints)
+        # Behind a barrier XLA does not know the number, and computes the same for a batch of any size.
+        named[EXAMPLES.name] = jax.lax.optimization_barrier(jnp.asarray(examples, EXAMPLES.dtype))
+        named[MICROBATCHES.name] = jnp.ones((), MICROBATCHES.dtype)
+        if OFFSET.name in named:
+            named[OFFSET.name] += start
         return named
 
     def taking_part(self, ints: jax.Array) -> jax.Array:
@@ -140,20 +128,23 @@ def segment_function(
     eqns, uses = segment.eqns, _separate_uses(segment, outputs)
     sent = _sends_of(plan, segment)
     results = final_results(plan) if segment.kind == "final" else _results(segment, len(outputs), layouts, sent)
-    shapes = _arguments(segment, feed, layouts, results)
+    shapes = _arguments(segment, feed, layouts, results, sent)
     arguments, donated = tuple(shapes), len(shapes.keys() & set(results))
 
     def run(*values: Any) -> list[Any]:
         given = dict(zip(arguments, values, strict=True))
         floats, ints = given[FLOATS], given[INTS]
         env = _Values()
-        scalars, taking_part = feed.values(floats, ints), feed.taking_part(ints)
+        start, taking_part = given.get(START, 0), feed.taking_part(ints)
+        if segment.kind == "microbatch":
+            scalars = feed.values_of_microbatch(floats, ints, plan.graph.examples, start)
+        else:
+            scalars = feed.values(floats, ints)
         arrived: dict[int, Iterator[list[jax.Array]]] = {}
         for number in segment.read_messages:
             parts = [given["message", number, part] for part in range(len(layouts[number].parts))]
-            read = [(o.item, uses.get(var, 1)) for var, o in segment.inputs if o[:2] == ("message", number)]
-            items, counts = [item for item, _ in read], [count for _, count in read]
-            arrived[number] = iter(unpack_per_use(layouts[number], parts, items, counts, worker=ints[0]))
+            wanted = {o.item: uses.get(var, 1) for var, o in segment.inputs if o[:2] == ("message", number)}
+            arrived[number] = iter(unpack(layouts[number], parts, wanted, worker=ints[0], taking_part=taking_part))
         for var, origin in segment.inputs:
             if origin.kind == "source":
                 env[var] = scalars[origin.index].astype(var.aval.dtype)
@@ -176,7 +167,7 @@ def segment_function(
         for layout in [layouts[number] for number in sent]:
             contributed = [value_of(c.value) for c in layout.contributions]
             weights = [c.weight if c.weight is None else weight_of(c.weight) for c in layout.contributions]
-            out += pack(layout, contributed, weights, worker=ints[0], first=floats[0])
+            out += pack(layout, contributed, weights, worker=ints[0], first=start == 0)
         return out
 
     result_shapes = [a.aval.shape for a in outputs] + [part.shape for number in sent for part in layouts[number].parts]
@@ -209,7 +200,7 @@ def _sends_of(plan: Plan, segment: Segment) -> Sequence[int]:
 
 
 def _arguments(
-    segment: Segment, feed: Feed, layouts: Sequence[Layout], results: Sequence[Address]
+    segment: Segment, feed: Feed, layouts: Sequence[Layout], results: Sequence[Address], sent: Sequence[int]
 ) -> dict[Address, jax.ShapeDtypeStruct]:
     """Return the addresses and shapes of a segment's arguments: first those that the results replace.
 
@@ -218,9 +209,12 @@ def _arguments(
     operand first.
     """
     found: dict[Address, jax.ShapeDtypeStruct] = {
-        FLOATS: jax.ShapeDtypeStruct((1 + len(feed.floats),), np.float32),
+        FLOATS: jax.ShapeDtypeStruct((len(feed.floats),), np.float32),
         INTS: jax.ShapeDtypeStruct((len(feed.ints) + feed.capacity,), np.int32),
     }
+    once = any(counts_once(c) for number in sent for c in layouts[number].contributions)
+    if segment.kind == "microbatch" and (once or any(o[:2] == ("source", OFFSET.name) for _, o in segment.inputs)):
+        found[START] = jax.ShapeDtypeStruct((), np.int32)
     for var, origin in segment.inputs:
         if origin.kind not in ("source", "message"):
             found[tuple(origin)] = jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from adaptive.base.activity import Activity
@@ -18,42 +19,33 @@ from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 
-from .finite import FiniteCheck
+from .finite import FiniteCheck, Trouble
 from .kernels import Kernels
+from .kernels.microbatches import Microbatches
+from .kernels.programs import Programs
 from .message import Layout, lay_out_all
-from .neutral import NeutralContributions
 from .placement import Placement
-from .programs import Programs
 from .segment import Feed
 from .worker_state import WorkerState
 
 
-class StatusLike(Protocol):
-    """The status that processes exchange in each step, with its last message."""
+class StepStatus:
+    """What processes exchange in each step, with its last message: by default, nothing.
 
-    length: int  # elements in the message
-    own_seconds: tuple[float, Sequence[float], Sequence[float]]  # seconds of this process: see `Activity.of_workers`
-
-    def encode(self) -> np.ndarray:
-        """Return this process's part of the status; shape=(length,)."""
-        ...
-
-    def decode(self, elements: np.ndarray) -> None:
-        """Apply the status, summed over all processes; shape=(length,). May raise an error that ends the run."""
-        ...
-
-
-class NoStatus:
-    """A status without elements."""
+    Attributes:
+      length: elements in the message.
+      own_seconds: seconds of this process: see `Activity.of_workers`.
+    """
 
     length = 0
     own_seconds: tuple[float, Sequence[float], Sequence[float]] = 0.0, (), ()
 
     def encode(self) -> np.ndarray:
+        """Return this process's part of the status; shape=(length,)."""
         return np.zeros(0)
 
     def decode(self, elements: np.ndarray) -> None:
-        del elements
+        """Apply the status, summed over all processes; shape=(length,). May raise an error that ends the run."""
 
 
 class StepPlan:
@@ -71,7 +63,6 @@ class StepPlan:
       feed: the layout of sources in the segments' inputs.
       layouts: the layout of each message.
       finite_checks: one for each message; empty without `finite`.
-      part_slices: for each message, its parts among those of its level.
       hooks, metrics: for each hook, and for the metrics, a slice of `Plan.final_outputs`.
       status_message: the number of the message that carries the status; -1 if there is none.
     """
@@ -84,7 +75,6 @@ class StepPlan:
         self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=status)
         platform = world.devices[0].platform if world.local_mesh is None else "mesh"
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
-        self.part_slices = part_slices(plan, self.layouts)
         of_hooks = [len(hook.values) for hook in plan.hooks]
         first = len(plan.final_outputs) - sum(of_hooks) - len(plan.graph.metrics)
         ends = list(accumulate(of_hooks, initial=first))
@@ -96,13 +86,46 @@ class StepPlan:
         return f"message {number + 1} of step {step} of {self.name}"
 
 
+class Outcome(NamedTuple):
+    """The result of one step. Hook values and metrics are replicated, and on the first worker's device.
+
+    Attributes:
+      results: those of the final segment (`Plan.final_outputs`); empty if the step was not committed.
+      compute_seconds: by local index; NaN if the step ended before its last message.
+      microbatches: sizes of microbatches, by local index.
+      trouble: why the step was not committed, or `None`.
+    """
+
+    steps: StepPlan
+    results: list[Any]
+    compute_seconds: list[float]
+    microbatches: list[Microbatches]
+    messages: int
+    message_bytes: int
+    trouble: Trouble | None = None
+
+    @property
+    def hooks(self) -> list[list[jax.Array]]:
+        """The leaves of each hook's values."""
+        return [self.results[place] for place in self.steps.hooks]
+
+    @property
+    def metrics(self) -> list[jax.Array]:
+        """The leaves of the metrics."""
+        return self.results[self.steps.metrics]
+
+    @property
+    def committed(self) -> bool:
+        """Whether the step has changed the state."""
+        return self.trouble is None
+
+
 @dataclass(eq=False)
 class StepContext:
     """The parts that run the steps of one plan, shared by the engine and all forms of steps.
 
     Attributes:
       placements: where each worker of this process computes.
-      neutral: contributions of workers without examples.
       channels: one for each message.
       waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
     """
@@ -113,9 +136,8 @@ class StepContext:
     kernels: Kernels
     programs: Programs
     placements: Sequence[Placement]
-    neutral: NeutralContributions
     channels: list[Channel]
-    status: StatusLike
+    status: StepStatus
     activity: Activity
     waiters: ThreadPoolExecutor | None
 
@@ -127,13 +149,3 @@ def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
     """Return the bytes of the parts that a microbatch writes, at the level with most of them."""
     of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
     return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.microbatches), default=0)
-
-
-def part_slices(plan: Plan, layouts: Sequence[Layout]) -> list[slice]:
-    """Return for each message the slice of its parts among those of its level."""
-    places: dict[int, slice] = {}
-    for level in range(plan.levels):
-        sent = plan.sent_at(level)
-        ends = accumulate((len(layouts[number].parts) for number in sent), initial=0)
-        places.update((number, slice(*found)) for number, found in zip(sent, pairwise(ends), strict=True))
-    return [places[number] for number in range(len(layouts))]

@@ -17,7 +17,6 @@ from adaptive.base.revision import Revision
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 
-from .memory import memory_of
 from .placement import Placement
 from .segment import Address, final_results
 
@@ -193,8 +192,8 @@ class WorkerState:
         return [np.asarray(numbers_of(part), order="C") for leaf in self._replicated() for part in _parts_of(leaf)]
 
     def receive_buffers(self) -> list[np.ndarray]:
-        """Return receive buffers for the arrays of `export`; they share the leaves' memory if possible."""
-        return [room for leaf in self._replicated() for room in _rooms_for(leaf)]
+        """Return receive buffers for the arrays of `export`."""
+        return list(map(np.empty_like, self.export()))
 
     def adopt(self, arrays: Sequence[np.ndarray]) -> None:
         """Set the replicated leaves of this process's workers to another process's `export`, and reset local leaves.
@@ -218,15 +217,8 @@ def _parts_of(leaf: jax.Array) -> list[jax.Array]:
     return [leaf] if shards is None else shards.of(leaf)
 
 
-def _rooms_for(leaf: jax.Array) -> list[np.ndarray]:
-    """Return arrays into which the parts of a leaf can be received."""
-    if len(leaf.sharding.device_set) == 1:
-        return [memory_of(leaf)]
-    return [np.empty_like(numbers_of(part), order="C") for part in _parts_of(leaf)]
-
-
 def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
-    """Return received arrays as a leaf: the old leaf itself, if an array shares its memory."""
+    """Return received arrays as a leaf that is like another one."""
     shards = _shards_of(leaf)
     if shards is not None:
         parts = shards.by_device(list(islice(arrays, len(shards.shapes))))
@@ -234,7 +226,7 @@ def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
     array = next(arrays)
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return leaf if np.may_share_memory(array, np.asarray(leaf)) else array
+    return array
 
 
 def copied(value: Any, to: jax.Device | Sharding) -> jax.Array:

@@ -13,8 +13,7 @@ from math import ceil
 from statistics import median
 from typing import Any, NamedTuple
 
-from collectives.worlds.launch import works_alone
-from collectives.worlds.oversubscription import oversubscription
+from collectives.worlds.launch import oversubscription, works_alone
 from launchers.command import how_to_remove_it
 
 from .facts import PACKAGES, PLUGINS, Facts

@@ -10,8 +10,7 @@ import optax
 
 from collectives._leaves import known_capacity
 from collectives._local_mean import local_mean
-from collectives._neighbor_mean import neighbor_mean
-from collectives._schedules import Schedule, schedule_of
+from collectives._neighbor_mean import Schedule, neighbor_mean, schedule_of
 
 from ._strategy import Strategy, one_step
 from ._trees import arrays, check_optimizer, plus, select

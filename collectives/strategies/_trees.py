@@ -11,9 +11,8 @@ from jax.typing import DTypeLike
 
 import adaptive as ad
 from collectives._all_reduce import all_reduce
-from collectives._codes import codec_of
 from collectives._leaves import error
-from collectives._wire import Rounding, Wire
+from collectives._wire import Rounding, Wire, codec_of
 
 T = TypeVar("T")
 

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from adaptive.base.channel import Arrived, Channel, PartSpec, SentMessage
-from adaptive.base.reductions import Reduction
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.base.worker_slots import WorkerSlots
+from adaptive.base.world import World
 
 from .base import WorldBase, describe
+from .reducing.receive_buffers import describe_layout
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 
 T = TypeVar("T")
@@ -57,15 +58,17 @@ class DeviceWorld(WorkerSlots, WorldBase):
         self.workers = range(self.capacity)
         self._sharded = Sharded(self.devices, self.devices)
 
-    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> DeviceChannel:
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> MeshChannel:
         """Return a channel for messages of one layout: see `World.channel`."""
-        return DeviceChannel(self, [part.op for part in parts])
+        return MeshChannel(self, self._sharded, parts, status)
 
     def worker_mesh(self) -> WorkerMesh | None:
         """Return a mesh of the workers' devices: see `World`."""
         return self._sharded
 
-    def run_on_mesh(self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "") -> T:
+    def run_on_mesh(
+        self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "", layout: str = ""
+    ) -> T:
         """Call `program` with the status of the only process: see `World`."""
         self.lifetime.check_open()
         with ONE_AT_A_TIME:
@@ -77,20 +80,32 @@ class DeviceWorld(WorkerSlots, WorldBase):
         return f"DeviceWorld({there} worker{'s' * (there > 1)} on {describe(self.devices)}{reserve})"
 
 
-class DeviceChannel(Channel):
-    """A channel of a `DeviceWorld`: see `Channel`. Its results are new arrays in each exchange."""
+class MeshChannel(Channel):
+    """A channel of a world whose workers' devices are a mesh: see `Channel`. One XLA program reduces a message, by NCCL
+    or gloo between processes. Its results are new arrays in each exchange.
 
-    def __init__(self, world: DeviceWorld, ops: Sequence[Reduction]):
-        self._world, self._ops = world, ops
+    Args:
+      world: the world.
+      sharded: the mesh, and the programs over it.
+      layout, status: see `World.channel`.
+    """
+
+    def __init__(self, world: World, sharded: Sharded, layout: Sequence[PartSpec], status: int):
+        self._world, self._sharded, self._ops = world, sharded, [part.op for part in layout]
+        self._text, self._compiled = describe_layout(layout, status), False
 
     def exchange(self, message: SentMessage) -> Arrived:
-        """Reduce a message in one sharded XLA program: see `Channel.exchange`. The status needs no reduction."""
-        world, sharded = self._world, self._world._sharded
-        world.lifetime.check_open()
+        """Reduce a message over all workers: see `Channel.exchange`."""
+        world, sharded = self._world, self._sharded
         joined = sharded.join(message.parts, self._ops, message.step, world.members)
-        with ONE_AT_A_TIME:
-            reduced = jax.block_until_ready(sharded.reduce(joined))
-        return sharded.copies(reduced), message.status
+        if not self._compiled:  # before processes meet: the others would wait for the compilation
+            sharded.compile(joined)
+            self._compiled = True
+
+        def run(status: np.ndarray) -> Arrived:
+            return sharded.copies(jax.block_until_ready(sharded.reduce(joined))), status
+
+        return world.run_on_mesh(run, message.status, message.about, message.more, self._text)
 
 
 def check_devices(devices: Sequence[jax.Device]) -> None:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 from warnings import warn
+from zlib import crc32
 
 import jax
 import numpy as np
@@ -18,14 +19,12 @@ from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.extend import share_compilations
 
 from .base import describe
-from .devices import check_devices
-from .launch import LaunchError
+from .devices import MeshChannel, check_devices
+from .launch import LaunchError, OversubscriptionWarning, advice_on_cores
 from .multi_process import MultiProcessWorld
-from .oversubscription import OversubscriptionWarning, oversubscription
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
-from .transport.jax_channel import JaxChannel
 from .transport.jax_transport import JaxTransport
-from .transport.operations import ON_MESH, ROOM, GatherBytes, RunOnce
+from .transport.operations import ROOM, GatherBytes, RunOnce
 from .transport.process_group import as_processes
 from .transport.tcp_tree import process_tree
 from .watchdog import Watchdog, be_seen, check_same, pid_space
@@ -89,19 +88,21 @@ class JaxWorld(MultiProcessWorld):
         by_id = {device.id: device for device in jax.devices(self.devices[0].platform)}
         self.capacity = self.everyone[-1].worker_slots.stop
         self.workers = self.everyone[self.rank].worker_slots
-        self.sharded = Sharded([by_id[id] for own in ids for id in own], self.devices, in_preamble=ROOM)
-        if on_cpu and self.rank == 0:
-            self._warn_if_oversubscribed(cpus)
+        self.sharded = Sharded([by_id[id] for own in ids for id in own], self.devices)
+        if on_cpu and self.rank == 0 and (advices := advice_on_cores(self.everyone, cpus)):
+            warn(advices[0], OversubscriptionWarning, stacklevel=2)
 
-    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> JaxChannel:
+    def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> MeshChannel:
         """Return a channel for messages of one layout: see `World.channel`."""
-        return JaxChannel(self, parts, status)
+        return MeshChannel(self, self.sharded, parts, status)
 
     def worker_mesh(self) -> WorkerMesh:
         """Return the mesh of all devices: see `World`."""
         return self.sharded
 
-    def run_on_mesh(self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "") -> R:
+    def run_on_mesh(
+        self, program: Callable[[np.ndarray], R], status: np.ndarray, about: str = "", more: str = "", layout: str = ""
+    ) -> R:
         """Call `program` after a preamble that carries the status: see `World`.
 
         The preamble detects processes that have failed or are in another collective, before the others enter an XLA
@@ -116,7 +117,8 @@ class JaxWorld(MultiProcessWorld):
             with ONE_AT_A_TIME:
                 results.append(program(traveling.astype(status.dtype)))
 
-        operation = RunOnce(about, more, ON_MESH, "one program over the devices of all processes", run)
+        text = layout or "one program over the devices of all processes"
+        operation = RunOnce(about, more, crc32(text.encode()), text, run)
         traveling = operation.room[: len(status)] if len(status) <= ROOM else status.astype(np.float64)
         traveling[:] = status
         transport.run(operation)
@@ -151,15 +153,6 @@ class JaxWorld(MultiProcessWorld):
             self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, _nothing_to_abort)
             self.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
         return list(ids), list(all_cpus)
-
-    def _warn_if_oversubscribed(self, cpus: Sequence[frozenset[int] | None]) -> None:
-        by_host: dict[int, list[frozenset[int]]] = {}
-        for process, own in zip(self.everyone, cpus, strict=True):
-            if own is not None:
-                by_host.setdefault(process.host, []).append(own)
-        advices = [text for there in by_host.values() if (text := oversubscription(there))]
-        if advices:
-            warn(advices[0], OversubscriptionWarning, stacklevel=3)
 
 
 def _nothing_to_abort(status: int) -> None:

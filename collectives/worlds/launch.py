@@ -1,14 +1,16 @@
-"""Errors and warnings about jobs whose processes MPI does not connect."""
+"""Errors and warnings about how a job was started: processes that MPI does not connect, or too many for the cores."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adaptive import AdaptiveError
 from adaptive.base.launcher import launcher
+
+from .transport.process_group import Process
 
 
 class LaunchError(AdaptiveError):
@@ -59,3 +61,52 @@ def check_agreement(processes: int, library: str, environ: Mapping[str, str] = o
         "    srun --mpi=pmix …              under Slurm, or srun --mpi=pmi2 …\n"
         "or install the MPI that the launcher belongs to. `python -m mpi4py --mpi-lib-version` says which one is used."
     )
+
+
+class OversubscriptionWarning(UserWarning):
+    """The ranks of a host start more computing threads than the host has cores."""
+
+
+def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str | None:
+    """Return a warning if the ranks of a host oversubscribe its cores, else None.
+
+    In every rank, XLA starts one thread per core that the process may use, unless the number is set.
+
+    Args:
+      cpus: for each rank on the host that does not set its number of threads, the cores that it may use.
+      launcher: name of the launcher of the job, for the suggested command.
+    """
+    threads, cores = sum(map(len, cpus)), len(frozenset().union(*cpus))
+    if len(cpus) < 2 or threads <= cores:
+        return None
+    said = f"{len(cpus)} ranks on one host start {threads} computing threads on {cores} core{'s' * (cores > 1)}. "
+    each = cores // len(cpus)
+    if each == 0:
+        most = f"{cores} rank{'s' * (cores > 1)}"
+        return said + f"Start at most {most} there, or one thread per rank:\n    export PJRT_NPROC=1"
+    if "Slurm" in launcher:
+        command = f"srun --cpus-per-task={each} --cpu-bind=cores …"
+    elif "mpiexec" in launcher:
+        command = f"mpiexec -bind-to core:{each} …"
+    else:
+        command = "mpirun --bind-to core …" if each == 1 else f"mpirun --map-by slot:PE={each} --bind-to core …"
+    return (
+        said + f"Give each rank cores of its own:\n    {command}\nor limit its threads:\n    export PJRT_NPROC={each}"
+    )
+
+
+def advice_on_cores(
+    everyone: Sequence[Process], cpus: Sequence[frozenset[int] | None], launcher: str = ""
+) -> list[str]:
+    """Return a warning for each host whose ranks oversubscribe its cores.
+
+    Args:
+      everyone: the processes, by rank.
+      cpus: the cores that each may use; None if its number of threads is set.
+      launcher: see `oversubscription`.
+    """
+    by_host: dict[int, list[frozenset[int]]] = {}
+    for process, own in zip(everyone, cpus, strict=True):
+        if own is not None:
+            by_host.setdefault(process.host, []).append(own)
+    return [text for there in by_host.values() if (text := oversubscription(there, launcher))]

@@ -27,8 +27,7 @@ from .base import describe
 from .devices import DeviceWorld, check_devices
 from .elastic.elastic_world import ElasticWorld, slots_at_start
 from .elastic.spawning import receive_spawn_request
-from .launch import check_agreement, no_mpi
-from .oversubscription import OversubscriptionWarning, oversubscription
+from .launch import OversubscriptionWarning, advice_on_cores, check_agreement, no_mpi
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
 from .transport.process_group import ProcessGroup, all_processes
@@ -125,9 +124,12 @@ class MPIWorld(ElasticWorld):
                 everyone = request.group(whole)
                 self.set_processes(transport, everyone, request.worker_slots)
                 self.await_admission(pair, request.world_number)
-            if self.devices[0].platform == "cpu":
-                self._warn_if_oversubscribed(host)
             host.Free()
+            cpus = whole.allgather(None if chosen_threads() else allowed_cpus())
+            started = launcher()
+            advices = advice_on_cores(everyone.everyone, cpus, started.name if started else "")
+            if self.devices[0].platform == "cpu" and self.rank == 0 and advices:
+                warn(advices[0], OversubscriptionWarning, stacklevel=2)
             self._start_watchdog(everyone, spawned=spawned is not None)
             ending.world_made()
             if continues and not all_agree(mpi, whole, True):
@@ -164,14 +166,6 @@ class MPIWorld(ElasticWorld):
         if self._hang_timeout != 0 and (len(everyone) > 1 or self.spawns):
             self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, partial(_abort, self._mpi))
             transport.watch_over(transport.group)
-
-    def _warn_if_oversubscribed(self, host: MPI.Comm) -> None:
-        allowed = host.allgather(None if chosen_threads() else allowed_cpus())
-        started = launcher()
-        advice = oversubscription([cpus for cpus in allowed if cpus is not None], started.name if started else "")
-        advices = [text for text in self.transport.comm.allgather(advice) if text]
-        if advices and self.rank == 0:
-            warn(advices[0], OversubscriptionWarning, stacklevel=3)
 
     def __repr__(self) -> str:
         there = len(self.members)

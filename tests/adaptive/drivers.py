@@ -21,9 +21,9 @@ from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Graph, trace
 from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.report import Report
-from adaptive.runtime import programs as _programs
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels import compiled as _kernels
+from adaptive.runtime.kernels import programs as _programs
 from adaptive.runtime.kernels.background_compiler import Job, KernelJob
 
 FEATURES = 3

@@ -7,6 +7,8 @@ import json
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 
+COVERS = ("collectives/_island_sum.py",)
+
 
 class Hosts(LocalWorld):
     """A world of processes on hosts: (host, its workers) of each process."""

@@ -6,7 +6,7 @@ import pytest
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("collectives/worlds/lifetime.py",)
+COVERS = ("collectives/worlds/base.py",)
 
 
 @pytest.mark.parametrize("make", [LocalWorld, lambda n: comm.DeviceWorld(jax.local_devices()[:n])])

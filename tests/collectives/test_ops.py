@@ -16,7 +16,7 @@ COVERS = (
     "adaptive/base/source_lines.py",
     "collectives/_all_gather.py",
     "collectives/_all_reduce.py",
-    "collectives/_broadcast.py",
+    "collectives/_all_gather.py",
     "collectives/_leaves.py",
 )
 

@@ -14,8 +14,6 @@ import collectives as comm
 from collectives._robust import Median
 from collectives.worlds.reducing.custom_on_devices import by_slices
 
-COVERS = ("collectives/_geometric_median.py",)
-
 WEIGHTS = np.array([3.0, 2.0, 5.0, 4.0, 3.0])
 BY_DTYPE = {"float32": 2e-4, "float64": 1e-6}  # near a worker's vector Weiszfeld's iteration is slow
 HUGE = [1.0, 1e6, 1e20, 1e37]

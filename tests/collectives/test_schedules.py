@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError
-from collectives._schedules import Exponential, Matchings, RandomMatchings, Ring, schedule_of
+from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, Ring, schedule_of
+
+COVERS = ("collectives/_neighbor_mean.py",)
 
 MEMBERS = [0, 2, 3, 5, 6]
 

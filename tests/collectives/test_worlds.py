@@ -17,13 +17,13 @@ from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError
 from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
+from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, Ring
 from collectives._robust import GeometricMedian, Median
-from collectives._schedules import Exponential, Matchings, RandomMatchings, Ring
 from collectives._wire import Narrow
 
 COVERS = (
     "collectives/worlds/devices.py",
-    "collectives/worlds/lifetime.py",
+    "collectives/worlds/base.py",
     "collectives/worlds/reducing/custom_on_devices.py",
     "collectives/worlds/solo.py",
 )

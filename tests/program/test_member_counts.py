@@ -11,7 +11,7 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/program/member_tracker.py", "adaptive/program/membership_changes.py", "adaptive/runtime/neutral.py")
+COVERS = ("adaptive/program/members.py", "adaptive/program/members.py")
 
 WORKER_SLOTS = 4
 

@@ -10,9 +10,9 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
-from collectives._schedules import schedule_of
+from collectives._neighbor_mean import schedule_of
 
-COVERS = ("collectives/_neighbor_mean.py", "collectives/_schedules.py")
+COVERS = ("collectives/_neighbor_mean.py", "collectives/_neighbor_mean.py")
 
 PAIRS = [[(0, 1), (2, 3)], [(1, 2)]]
 

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 
 from adaptive.base.revision import Revision
-from adaptive.runtime.compile import compile_segment
-from adaptive.runtime.constants import Constants
-from adaptive.runtime.microbatches import Microbatches
 from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 
-from .background_compiler import Job, KernelJob, StepJob, SumsJob
+from .background_compiler import Job, KernelJob, StepJob
+from .compile import compile_segment
+from .constants import Constants
 from .memory_bound import ADVICE, MemoryBound, bytes_of, no_smaller_one, ran_out_of_memory, temporary_bytes
+from .microbatches import Microbatches
 
 KernelSet = dict[int, "Kernel"]  # a kernel per level of the plan
 _TRACES = 2  # number of sizes whose traces are kept for other devices of this process
@@ -69,7 +69,6 @@ class CompiledKernels:
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
       temporaries: examples of the first compiled kernel, and the bytes of its temporary arrays; `None` if unknown.
       compile_step: compiles a whole step with these microbatches of each worker, if there are such programs.
-      compile_sums: compiles the programs that add up several microbatches.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class CompiledKernels:
         self.counters, self.constants = Counters(), Constants()
         self.temporaries: tuple[int, int] | None = None
         self.compile_step: Callable[[Microbatches], None] = lambda microbatches: None
-        self.compile_sums: Callable[[], None] = lambda: None
         self._traced: dict[int, Mapping[int, SegmentFunction]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
 
@@ -99,8 +97,6 @@ class CompiledKernels:
                 self.compile(job.local_index, job.size)
             case StepJob():
                 self.compile_step(job.microbatches)
-            case SumsJob():
-                self.compile_sums()
 
     def compile(self, local_index: int, size: int) -> None:
         """Compile the kernels of one size, and wait for them."""

@@ -2,7 +2,7 @@
 
 XLA compiles per shape, which takes a third of a second or more. The program waits only for the first size. Kernels for
 *buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. A size that
-has stayed for some time gets a kernel of its own. The rule is in `runtime/microbatches.py`.
+has stayed for some time gets a kernel of its own. The rule is in `runtime/kernels/microbatches.py`.
 
 One class requests, chooses and evicts kernels, because all three use the same state; it conducts the other modules.
 """
@@ -12,13 +12,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from adaptive.base.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.thread_status import thread_status
-from adaptive.runtime.cache import compile_order
-from adaptive.runtime.microbatches import (
+from adaptive.runtime.placement import Placement
+from adaptive.runtime.segment import SegmentFunction
+
+from .background_compiler import BackgroundCompiler, KernelJob, StepJob
+from .cache import compile_order
+from .compiled import CompiledKernels, Counters, Kernel
+from .memory_bound import MemoryBound
+from .microbatches import (
     OWN_KERNEL_AFTER,
     Microbatches,
     by_size_alone,
@@ -26,17 +32,34 @@ from adaptive.runtime.microbatches import (
     largest_in_cache,
     missing_buckets,
 )
-from adaptive.runtime.placement import Placement
-from adaptive.runtime.segment import SegmentFunction
-
-from .background_compiler import BackgroundCompiler, KernelJob, StepJob, SumsJob
-from .compiled import CompiledKernels, Counters, Kernel
-from .options import KernelOptions
 
 _MORE = 2  # maximum ratio of the number of microbatches of the compiled kernels to that with all buckets
 _KEPT = 16  # number of sizes, besides buckets and those in use, whose kernels a worker keeps
 _FOR_EVER = 1 << 62
 _FEW_CORES = 4  # with fewer cores, a compiler slows the steps down
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """How kernels are chosen, and in which order they are compiled.
+
+    Attributes:
+      largest_microbatch: the most examples in one microbatch (`microbatch=`), or `None`.
+      deterministic: whether microbatches are chosen by size alone, so that the last bits of results do not depend on
+        when a kernel is compiled.
+      resizable: whether sizes change from step to step; if not, only required kernels are compiled.
+      compile_order: (index, count) of this process among those that share a compilation cache: they compile different
+        kernels first.
+      memory: bounds microbatches by memory, if they are bounded so.
+    """
+
+    largest_microbatch: int | None = None
+    deterministic: bool = False
+    resizable: bool = True
+    compile_order: tuple[int, int] = (0, 1)
+    memory: MemoryBound | None = None
+
+
 _DEFAULTS = KernelOptions()
 
 
@@ -50,7 +73,6 @@ class _Worker:
       own: the last size for which a kernel of its own was requested.
       size, steps: the size of the last steps, and their number.
       microbatches: those of the last steps.
-      used: sizes of microbatches, the most recently used last.
     """
 
     asked: int = 0
@@ -59,29 +81,20 @@ class _Worker:
     size: int = 0
     steps: int = 0
     microbatches: Microbatches = ()
-    used: dict[int, None] = field(default_factory=dict)
 
     def count_steps(self, size: int, taken: int) -> None:
         """Count the steps since the last choice, if they had this size."""
         self.steps = self.steps + taken if size == self.size else 0
         self.size = size
 
-    def note_used(self, microbatches: Microbatches) -> None:
-        """Record the microbatches of the next steps."""
-        self.microbatches = microbatches
-        for size in set(microbatches):
-            self.used.pop(size, None)
-            self.used[size] = None
-
     def outdated(self, ready: Sequence[int], buckets: Set[int]) -> list[int]:
-        """Return the sizes whose kernels should be dropped, the least recently used first.
+        """Return the sizes whose kernels should be dropped, the first of those that are `ready`, in their order.
 
         Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
         requested one, which this process may have announced as ready.
         """
         needed = {*buckets, *self.microbatches, self.current, self.asked, self.own}
-        last_use = {size: when for when, size in enumerate(self.used)}
-        spare = sorted((s for s in ready if s not in needed), key=lambda s: last_use.get(s, -1))
+        spare = [size for size in ready if size not in needed]
         return spare[: max(0, len(spare) - _KEPT)]
 
 
@@ -171,17 +184,6 @@ class Kernels:
         whole = fewest(size, buckets if limit is None else [k for k in buckets if k <= limit], at_least)
         return microbatches is not None and whole is not None and len(microbatches) <= _MORE * len(whole)
 
-    def may_split(self, local_index: int, size: int) -> bool:
-        """Return whether a worker may run `size` examples as several microbatches, as far as is known now."""
-        if not self.splittable or size < 2:
-            return False
-        if self.deterministic:
-            return len(self._by_size_alone(size, self.min_microbatches)) > 1
-        if not self.is_one_microbatch(size):
-            return True
-        ready, limit = self.compiled.ready[local_index], self._limit
-        return self.resizable and ((limit is not None and size > limit) or (bool(ready) and size not in ready))
-
     def can_join(self) -> bool:
         """Return whether a process can run a step as soon as it joins.
 
@@ -229,7 +231,7 @@ class Kernels:
                     self._ask_for_own(local_index, size)
                 else:
                     steps = OWN_KERNEL_AFTER - worker.steps
-        worker.note_used(microbatches)
+        worker.microbatches = microbatches
         return microbatches, steps
 
     def _of_compiled(self, local_index: int, size: int, at_least: int) -> Microbatches:
@@ -304,14 +306,6 @@ class Kernels:
             for size in set(sizes):
                 self.compiled.compile(local_index, size)
 
-    def missing(self, sizes: Sequence[int]) -> int:
-        """Return the number of kernels that `require` would wait for."""
-        return sum(
-            len(self._first_kernels(size))
-            for local_index, size in enumerate(sizes)
-            if size and not self.can_make(local_index, size)
-        )
-
     def _first_kernels(self, size: int) -> list[int]:
         return self._kernels_up_to(self.largest_microbatch, size)
 
@@ -384,17 +378,11 @@ class Kernels:
             return  # sizes may still need these kernels until the buckets are complete
         worker = self._workers[local_index]
         for size in worker.outdated(list(ready), buckets):
-            worker.used.pop(size, None)
             self.compiled.drop(local_index, size)
 
     def ask_for_step(self, microbatches: Microbatches) -> None:
         """Queue `CompiledKernels.compile_step(microbatches)` in the background, before kernels that are not urgent."""
         self._compiler.put(StepJob(microbatches), urgent=True)
-
-    def ask_for_sums(self) -> None:
-        """Queue `CompiledKernels.compile_sums` in the background, before the kernels of buckets."""
-        if self.splittable and self.resizable:
-            self._compiler.put(SumsJob(), urgent=True)
 
     # --- the background compiler --------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial, reduce
+from functools import partial
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from adaptive.base.channel import Parts
 from adaptive.base.reductions import Mixed, Reduction, Sliced
 from adaptive.base.thread_status import thread_status
-from collectives.worlds.transport.tcp_tree import in_order_of_lines
+from adaptive.base.worker_mesh import WorkerMesh
 
 from .custom_on_devices import by_slices, mixed, table
 
@@ -39,37 +39,28 @@ PACKED_BYTES = 8 << 20
 class Joined(NamedTuple):
     """Parts of all workers, as arrays over all devices, and how they are reduced."""
 
-    arrays: list[jax.Array]
+    arrays: list[Any]  # or their shapes
     ops: tuple[Reduction, ...]
     scalar: tuple[bool, ...]  # whether a part was a scalar, which was given an axis
     by_step: Any  # arguments of custom reductions that change in each step
 
 
-class Sharded:
+class Sharded(WorkerMesh):
     """A mesh of the workers' devices, and the programs that reduce messages over it.
 
     Args:
       devices: the devices of all workers, in the order of workers.
       own: the devices of this process, in the order of its workers.
-      in_preamble: the largest size of part 0 that `JaxChannel` sums in the preamble, in double precision.
-
-    Attributes:
-      mesh, axis: as in `WorkerMesh`.
     """
 
-    axis = "worker"
-
-    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device], in_preamble: int = -1):
-        self._in_frame = in_preamble
-        self._per_process = [len(list(same)) for _, same in itertools.groupby(d.process_index for d in devices)]
-        self.mesh = mesh = Mesh(np.array(devices), (self.axis,))
+    def __init__(self, devices: Sequence[jax.Device], own: Sequence[jax.Device]):
+        super().__init__(devices)
         self._size, self._own = len(devices), own
-        self._sharding = NamedSharding(mesh, P("worker"))
+        self._sharding = NamedSharding(self.mesh, P("worker"))
         packed = devices[0].platform == "cpu" and len({device.process_index for device in devices}) > 1
         self._packed_bytes = PACKED_BYTES if packed else 0
-        reduce = partial(_reduce, mesh, self._packed_bytes)
+        reduce = partial(_reduce, self.mesh, self._packed_bytes)
         self._reduce = jax.jit(reduce, static_argnames=("ops", "scalar"))
-        self._compiled: set[Any] = set()
 
     def join(
         self, rows: Sequence[Parts], ops: Sequence[Reduction], step: int = 0, members: Sequence[int] = ()
@@ -85,10 +76,7 @@ class Sharded:
     @thread_status("compiling", compiles=True)
     def compile(self, joined: Joined) -> None:
         """Compile the program that reduces these arrays, before any process runs it."""
-        layout = tuple((x.shape, str(x.dtype)) for x in joined.arrays), joined.ops, joined.scalar
-        if layout not in self._compiled:
-            self._reduce.lower(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar).compile()
-            self._compiled.add(layout)
+        self._reduce.lower(joined.arrays, joined.by_step, ops=joined.ops, scalar=joined.scalar).compile()
 
     def reduce(self, joined: Joined) -> list[jax.Array]:
         """Start to reduce these arrays. Called by all processes."""
@@ -96,39 +84,15 @@ class Sharded:
 
     def prepare(self, parts: Sequence[jax.ShapeDtypeStruct], ops: Sequence[Reduction]) -> None:
         """Compile the program for messages of these shapes: see `WorkerMesh`."""
-        first = self._is_in_preamble(parts)
-        parts, ops = parts[first:], ops[first:]
-        if not parts:
-            return
         of_all = [((self._size * (x.shape[0] if x.shape else 1), *x.shape[1:]), x.dtype) for x in parts]
         arrays = [jax.ShapeDtypeStruct(shape, dtype, sharding=self._sharding) for shape, dtype in of_all]
         by_step = None if all(isinstance(op, str) for op in ops) else (np.int32(0), [None for _ in ops])
         scalar = tuple(not x.shape for x in parts)
-        self._reduce.lower(arrays, by_step, ops=tuple(ops), scalar=scalar).compile()
-
-    def reduces(self, op: Reduction) -> bool:
-        """Return whether `reduce_within` supports a reduction. Not `Mixed`, whose weights are computed on the host."""
-        return not isinstance(op, Mixed)
+        self.compile(Joined(arrays, tuple(ops), scalar, by_step))
 
     def reduce_within(self, parts: Sequence[jax.Array], ops: Sequence[Reduction], step: jax.Array) -> list[jax.Array]:
         """Reduce one worker's parts, within a program over the mesh: see `WorkerMesh`."""
-        first = self._is_in_preamble(parts)
-        rest = _reduce_own(list(parts[first:]), ops[first:], (step, None), self._packed_bytes)
-        return [self._sum_as_in_preamble(parts[0]), *rest] if first else rest
-
-    def _is_in_preamble(self, parts: Sequence[Any]) -> bool:
-        """Return whether part 0 of a message with these parts is summed in the preamble."""
-        return parts[0].size <= self._in_frame
-
-    def _sum_as_in_preamble(self, x: jax.Array) -> jax.Array:
-        """Sum a worker's part 0 over all workers, with the same bits as in the preamble; traced. Sums in double
-        precision, first over the workers of each process, and then in the order of `TCPTree.sum`.
-        """
-        rows = jax.lax.all_gather(x, self.axis)
-        with jax.enable_x64(True):
-            wide = iter([jax.lax.convert_element_type(row, np.float64) for row in rows])
-            of_processes = [reduce(jax.lax.add, itertools.islice(wide, n)) for n in self._per_process]
-            return jax.lax.convert_element_type(in_order_of_lines(of_processes), x.dtype)
+        return _reduce_own(list(parts), ops, (step, None), self._packed_bytes)
 
     def copies(self, reduced: Sequence[jax.Array]) -> list[list[jax.Array]]:
         """Return the reduced arrays on the device of each worker of this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from adaptive import DisagreementError, WorkerError
-from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.base import Lifetime
 
 from .operations import Operation
 from .tcp_tree import TCPTree, TCPTreeError

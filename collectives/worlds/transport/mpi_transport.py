@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive import CollectiveError, WorkerError
 from adaptive.base.world import MembersChanged
-from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.base import Lifetime
 
 from .operations import Operation
 from .process_group import Process, ProcessGroup

@@ -28,8 +28,8 @@ ROOM = NUMBERS - 4  # free for a message
 _MESSAGE_BYTES = 1 << 30  # MPI counts with 32 bits
 _TAG = 7102
 
-SHARE, BARRIER, CLOSE, FAILURE, STATE_TRANSFER, RENDEZVOUS, ON_MESH = (
-    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"state transfer", b"rendezvous", b"on mesh")
+SHARE, BARRIER, CLOSE, FAILURE, STATE_TRANSFER, RENDEZVOUS = (
+    crc32(kind) for kind in (b"share", b"barrier", b"close", b"failure", b"state transfer", b"rendezvous")
 )
 
 

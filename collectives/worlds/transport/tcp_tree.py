@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from queue import Empty, Queue
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,8 +34,6 @@ from jax.sharding import PartitionSpec as P
 
 from collectives.worlds.connections import Address, accept, addresses_of, connect, shut_down
 from collectives.worlds.launch import LaunchError
-
-T = TypeVar("T")
 
 BELOW = 8  # children of a process, at most: up to nine processes are a star
 SECONDS_TO_COME = 300.0  # for all processes to create their first world; JAX's own timeout at the start
@@ -160,19 +158,6 @@ def _end_soon() -> None:
         with suppress(Exception):
             stream.flush()
     os._exit(1)
-
-
-def in_order_of_lines(values: Sequence[T], rank: int = 0) -> T:
-    """Add values in the order of `TCPTree.sum`.
-
-    Args:
-      values: a value of each process, by rank; anything with `+`.
-      rank: the root of the subtree to sum.
-    """
-    total = values[rank]
-    for below in _neighbors(rank, len(values))[1]:
-        total = total + in_order_of_lines(values, below)  # type: ignore[operator]
-    return total
 
 
 def _neighbors(rank: int, processes: int) -> tuple[range, range]:

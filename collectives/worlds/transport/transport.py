@@ -26,7 +26,7 @@ from zlib import crc32
 from adaptive.base.failure import FAILURE_THREAD
 from adaptive.base.source_lines import current_line
 from adaptive.base.thread_status import thread_status
-from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.base import Lifetime
 from launchers.activity import INSIDE, OUTSIDE, PATIENT, WorldActivity
 
 from .disagreement import ONE_WORLD_EACH, Intent, disagreement_error

@@ -26,7 +26,7 @@ from tests.speed import Deadline
 
 COVERS = ("adaptive/base/thread_status.py",)
 
-COURSE = Course("train", (2, 2), 24, 3, None, 5)
+COURSE = Course("train", (2, 2), 24, 3, None, True)
 
 
 class Bench:
@@ -88,14 +88,14 @@ def test_progress_shows_step_epoch_loss_and_noise(bench, metrics, noise, words):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "to_compile", "lines"),
+    ("sizes", "compiles", "lines"),
     [
-        ((2, 0, 2), 1, ["train: 2 workers, 24 examples, batch 2 + – + 2 = 4", "compiling 1 program …"]),
-        ((4,), 0, ["train: 1 worker, 24 examples, batch 4"]),
+        ((2, 0, 2), True, ["train: 2 workers, 24 examples, batch 2 + – + 2 = 4", "compiling …"]),
+        ((4,), False, ["train: 1 worker, 24 examples, batch 4"]),
     ],
 )
-def test_a_run_begins_with_what_it_has_and_compiles(bench, sizes, to_compile, lines):
-    assert bench(course=COURSE._replace(batch_sizes=sizes, to_compile=to_compile)).lines == lines
+def test_a_run_begins_with_what_it_has_and_compiles(bench, sizes, compiles, lines):
+    assert bench(course=COURSE._replace(batch_sizes=sizes, compiles=compiles)).lines == lines
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_progress_shows_kernels_compiled_in_the_background(bench):
 def test_plain_lines_at_the_start_at_ends_of_epochs_and_now_and_then(bench, monkeypatch):
     monkeypatch.setattr(_progress, "PLAIN_SECONDS", 0.3)
     there = bench()
-    assert there.lines == ["train: 2 workers, 24 examples, batch 2 + 2 = 4", "compiling 5 programs …"]
+    assert there.lines == ["train: 2 workers, 24 examples, batch 2 + 2 = 4", "compiling …"]
     for step in range(1, 5):
         there.line(event(step))
     assert len(there.lines) == 3  # the first step

@@ -45,12 +45,8 @@ def test_sources_reach_the_segments_in_two_vectors():
         "step": 3,
         "offset": 5,
     }
-    later = READING._replace(worker=5, compute_seconds=9.0)
-    floats, ints = feed.for_microbatch((floats, ints), later, 4, 2)
-    assert floats[0] == 0
-    values = {k: float(v) for k, v in feed.values(floats, ints).items()}
-    assert (values["examples"], values["offset"]) == (2, 9)  # read again for every call
-    assert (values["rank"], values["speed"]) == (11, pytest.approx(0.15))  # measured once
+    found = feed.values_of_microbatch(floats, ints, 2, 4)
+    assert {k: float(v) for k, v in found.items()} == {**values, "examples": 2, "microbatches": 1, "offset": 9}
 
 
 def test_any_seed_fits_a_source():

@@ -16,7 +16,7 @@ import collectives as comm
 from adaptive.operators.sources import Reading
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import lay_out_all
-from adaptive.runtime.segment import FLOATS, INTS, Feed, segment_function
+from adaptive.runtime.segment import FLOATS, INTS, START, Feed, segment_function
 from tests.adaptive.drivers import batch_of, planned, traced
 
 
@@ -102,11 +102,16 @@ def keys_in(examples, reading):
     feed, plan = call_of(examples)
     segment = plan.microbatches[0]
     (sent,) = plan.messages[0]
-    floats, ints = feed.for_microbatch(feed.measure(reading), reading, 0, reading.examples)
+    floats, ints = feed.measure(reading)
     layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=0)
     call = segment_function(plan, replace(segment, outputs=(sent.value,)), feed, layouts)
     consts = list(plan.graph.consts.values())
-    given = {FLOATS: floats, INTS: ints, **{("const", i, 0): consts[i] for i in segment.reads("const")}}
+    given = {
+        FLOATS: floats,
+        INTS: ints,
+        START: np.int32(0),
+        **{("const", i, 0): consts[i] for i in segment.reads("const")},
+    }
     return np.asarray(call.run(*map(given.get, call.arguments))[0])
 
 

@@ -29,7 +29,7 @@ from .test_checkpoint import Growing, build, counting, driver_of, plain, state
 
 COVERS = (
     "adaptive/program/run_checkpointer.py",
-    "adaptive/program/run_outputs.py",
+    "adaptive/program/runs.py",
     "adaptive/disk/best.py",
     "adaptive/disk/folders.py",
 )

@@ -16,7 +16,7 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.threaded_world import Job
 
 COVERS = (
-    "adaptive/runtime/out_of_memory.py",
+    "adaptive/runtime/kernels/memory_bound.py",
     "adaptive/runtime/fused_step.py",
 )
 
@@ -186,7 +186,7 @@ def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_named(monkeypat
     def fails(*_, name, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr("adaptive.runtime.programs.compile_segment", fails)
+    monkeypatch.setattr("adaptive.runtime.kernels.programs.compile_segment", fails)
     with built() as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
         program.step()
     assert any("the update of the state" in note for note in found.value.__notes__)

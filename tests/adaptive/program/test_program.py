@@ -20,7 +20,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
-from adaptive.program import step_checks
+from adaptive.program import reports
 from adaptive.runtime.kernels import kernels as _kernels
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import accumulate
@@ -342,7 +342,7 @@ def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
 @pytest.mark.parametrize("hooked", [False, True], ids=["plain steps", "steps with a hook"])
 def test_a_step_that_is_finite_lets_as_many_be_skipped_again(hooked, monkeypatch):
     """Skipped, fine, skipped, fine, skipped, skipped: one in a row may be, and not two."""
-    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 1)
+    monkeypatch.setattr(reports, "MOST_SKIPPED", 1)
     data = {"x": np.ones((24, 3), np.float32), "y": np.arange(24, dtype=np.float32)}
 
     def driver(state, batch):

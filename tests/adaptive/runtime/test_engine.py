@@ -68,7 +68,7 @@ def step(engine, batch, split, *, number=0, seconds=None):
 def run(driver, state, split, data, count=2):
     """Some steps, each on the next rows of `data`: the states of all workers, and the metrics of the last step."""
     engine = engine_of(driver, state, len(split))
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     total = sum(map(sum, split))
     for number in range(count):
         outcome = step(
@@ -253,7 +253,7 @@ def test_random_drivers_give_the_expected_results_on_any_split(monkeypatch, prog
     uncompiled(monkeypatch)
     rng = np.random.default_rng(seed)
     engine = engine_of(driver_of(program), jnp.float32(0.4), len(split))
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     state, op_states = 0.4, []
     for number in range(2):
         ys = [[rng.normal(size=n).astype(np.float32) for n in calls] for calls in split]
@@ -281,7 +281,7 @@ def test_values_kept_for_later_survive_the_reduction(monkeypatch):
 
     data, split = make_data(7), [(2, 2), (2, 1)]
     engine = engine_of(driver, W, 2)
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     outcome = step(engine, data, split)
     rows = np.split(data["x"].astype(np.float64), [2, 4, 6])
     grads = [r.mean(0) + np.asarray(W) for r in rows]
@@ -301,7 +301,7 @@ def test_state_that_is_handed_on_and_returned_twice_has_memory_of_its_own():
 
     state = {"new": jnp.zeros(3), "old": jnp.zeros(3), "older": jnp.zeros(3), "still": jnp.ones(3)}
     engine = engine_of(driver, state, 1)
-    engine.compile([], microbatches=[(4,)])
+    engine.compile_microbatches([(4,)])
     data = make_data(4)
     metrics = [step(engine, data, [(4,)], number=number).metrics for number in range(4)]
     mean = data["y"].mean()
@@ -322,7 +322,7 @@ def test_the_callers_arrays_are_copied_and_workers_do_not_share_theirs():
         return jax.tree.map(lambda w: w + comm.all_reduce(batch["y"].mean()), state), {}
 
     engine = engine_of(driver, [own, device], 2)
-    engine.compile([], microbatches=[(1,), (1,)])
+    engine.compile_microbatches([(1,), (1,)])
     own += 5
     step(engine, make_data(2), [(1,), (1,)])
     assert not device.is_deleted()
@@ -383,7 +383,7 @@ def counting_first(state, batch):
 def test_the_last_message_of_a_step_carries_the_status(driver):
     world, status, data = Lengths(2), Heard(), make_data(6)
     engine = engine_of(driver, W, 2, world=world, status=status)
-    engine.compile([], microbatches=[(2, 1), (3,)])
+    engine.compile_microbatches([(2, 1), (3,)])
     for number in range(2):
         step(engine, data, [(2, 1), (3,)], number=number)
     assert [layout.status for layout in engine.layouts] == [0, 2]
@@ -397,7 +397,7 @@ def test_a_failing_message_leaves_the_state_unchanged(broken):
     world, data = Faulty(2), make_data(6)
     engine = engine_of(sharpness_aware, W, 2, world=world)
     split = [(2, 1), (3,)]
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     step(engine, data, split)
     before = [np.asarray(leaves[0]) for leaves in engine.states]
     world.broken = broken
@@ -407,7 +407,7 @@ def test_a_failing_message_leaves_the_state_unchanged(broken):
     world.broken = None
     step(engine, data, split)
     other = engine_of(sharpness_aware, W, 2)
-    other.compile([], microbatches=split)
+    other.compile_microbatches(split)
     for _ in range(2):
         step(other, data, split)
     assert np.array_equal(engine.states[0][0], other.states[0][0])
@@ -422,7 +422,7 @@ def test_nothing_is_computed_after_a_message_that_is_not_finite():
 
     engine = engine_of(driver, W, 2, finite=True)
     split = [(2,), (1, 1)]
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     data = make_data(4)
     data["y"][0] = np.inf
     levels = []
@@ -452,7 +452,7 @@ def test_a_measurement_is_read_once_per_worker_and_step():
 
     engine = engine_of(driver, 0.0, 2)
     split = [(1, 2, 1), (2,)]
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     step(engine, make_data(6), split)
     assert sorted(taken) == [0, 1]
     assert float(engine.states[0][0]) == 2.0 + 3.0
@@ -472,7 +472,7 @@ def test_microbatches_know_their_examples_and_offsets():
 
     engine = engine_of(driver, 0.0, 2)
     split = [(1, 2, 1), (2,)]
-    engine.compile([], microbatches=split)
+    engine.compile_microbatches(split)
     outcome = step(engine, make_data(6), split)
     found = jax.tree.unflatten(engine.plan.graph.metrics_tree, [float(m) for m in outcome.metrics])
     del found["y"]
@@ -495,14 +495,14 @@ def test_closed_over_arrays_are_on_every_workers_device():
     data, split = make_data(7), [(2,), (3, 1), (1,)]
     with comm.DeviceWorld(jax.local_devices()[:3]) as world:
         engine = engine_of(driver, W, 3, world=world)
-        engine.compile([], microbatches=split)
+        engine.compile_microbatches(split)
         for _ in range(2):
             step(engine, data, split)
         assert [next(iter(leaves[0].devices())) for leaves in engine.states] == list(world.devices)
         results = [np.asarray(leaves[0]) for leaves in engine.states]
         engine.close()
     alone = engine_of(driver, W, 1)
-    alone.compile([], microbatches=[(7,)])
+    alone.compile_microbatches([(7,)])
     for _ in range(2):
         step(alone, data, [(7,)])
     alone.close()

@@ -13,10 +13,11 @@ from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution
 from adaptive.runtime import finite
 from adaptive.runtime.finite import Culprit, FiniteCheck, Reduced, describe_trouble, not_finite
-from adaptive.runtime.message import accumulate, lay_out, pack, unpack
-from collectives._all_gather import Gather
-from collectives._broadcast import Broadcast
+from adaptive.runtime.message import accumulate, lay_out, pack
+from collectives._all_gather import Broadcast, Gather
 from collectives._reduce import Reduce
+
+from .test_message import unpacked
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -62,7 +63,7 @@ def passes(contributions, values, weights=1.0):
     if bool(jax.jit(FiniteCheck(layout, "cpu").all_finite)(reduced)):  # may be False for what is nearly infinite
         assert found == {True}
     wanted = [i for i, c in enumerate(contributions) if c.how.reduces and c.scope == Scope.MICROBATCH]
-    result = unpack(layout, reduced, wanted, worker=0)
+    result = unpacked(layout, reduced, wanted)
     if all(w == 1.0 for w in np.ravel(weights)):
         assert found == {all(bool(jnp.isfinite(x).all()) for x in result)}
     return found.pop()
@@ -107,7 +108,7 @@ def test_a_half_that_overflows_where_it_is_half_again_is_seen(half, sums):
         leaf = contribution(half, op="sum")
         layout = lay_out([leaf], capacity=1, status=3)
         parts = [jnp.array([total, total, 0, 0, 0], np.float32)]
-        finite = bool(jnp.isfinite(unpack(layout, parts, [0], worker=0)[0]).all())
+        finite = bool(jnp.isfinite(unpacked(layout, parts, [0])[0]).all())
         assert [FiniteCheck(layout, p).passes(parts) for p in ("cpu", "gpu")] == [finite] * 2, total
 
 

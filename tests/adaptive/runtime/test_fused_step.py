@@ -20,8 +20,9 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.runtime import engine as _engine
-from adaptive.runtime.fused_program import FusedProgram, LoneMesh
+from adaptive.runtime.fused_program import FusedProgram
 from adaptive.runtime.fused_step import FusedStep
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
@@ -31,7 +32,7 @@ from tests.speed import limit
 COVERS = (
     "adaptive/base/worker_mesh.py",
     "adaptive/runtime/mesh_arrays.py",
-    "adaptive/runtime/mesh_vectors.py",
+    "adaptive/runtime/mesh_arrays.py",
     "adaptive/runtime/fused_program.py",
 )
 
@@ -512,7 +513,7 @@ def test_a_lone_worker_of_an_accelerator_has_fused_steps_too(driver, taken, monk
 
     expected = course()
     assert not taken
-    monkeypatch.setattr(_engine, "mesh_for", lambda world: LoneMesh(world.devices[0]))
+    monkeypatch.setattr(_engine, "mesh_for", lambda world: WorkerMesh(world.devices))
     found = course()
     assert sum(taken) >= 5
     same_courses((found[0], found[1]), (expected[0], expected[1]), driver)

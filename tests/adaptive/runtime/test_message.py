@@ -17,9 +17,8 @@ from jax.extend.core import Literal, Var
 from adaptive.graph.plan import Contribution, Scope
 from adaptive.operators.collectives import Collective
 from adaptive.runtime import message as _message
-from adaptive.runtime.message import accumulate, lay_out, lay_out_all, pack, unpack
-from collectives._all_gather import Gather
-from collectives._broadcast import Broadcast
+from adaptive.runtime.message import accumulate, lay_out, lay_out_all, neutral_parts, pack, unpack
+from collectives._all_gather import Broadcast, Gather
 from collectives._reduce import Reduce
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests
@@ -98,7 +97,12 @@ def send(layout, values, weights):
             )
             assert [(p.shape, p.dtype) for p in parts] == [(p.shape, p.dtype) for p in layout.layout.parts]
             arrived = parts if arrived is None else accumulate(layout.layout.ops, arrived, parts)
-    return unpack(layout.layout, arrived, range(len(layout.contributions)), worker=0)
+    return unpacked(layout.layout, arrived, range(len(layout.contributions)))
+
+
+def unpacked(layout, parts, numbers, taking_part=None):
+    there = jnp.ones(layout.capacity, bool) if taking_part is None else jnp.array(taking_part)
+    return [x for (x,) in unpack(layout, parts, dict.fromkeys(numbers, 1), worker=0, taking_part=there)]
 
 
 @dataclass
@@ -306,7 +310,7 @@ def test_weights_of_large_double_leaves_are_double():
             pack(layout, [jnp.full(8, x)], [jnp.float64(w)], worker=jnp.int32(i), first=jnp.float32(1))
             for i, (x, w) in enumerate([(1.0, 1 / 3), (2.0, 1 / 7)])
         ]
-        (mean,) = unpack(layout, accumulate(layout.ops, *parts), [0], worker=0)
+        (mean,) = unpacked(layout, accumulate(layout.ops, *parts), [0])
     assert np.allclose(mean, (1 / 3 + 2 / 7) / (1 / 3 + 1 / 7), rtol=1e-15, atol=0)
 
 
@@ -314,7 +318,29 @@ def test_only_requested_values_are_unpacked():
     layout = named([Leaf("float32", (2,), op="sum"), Leaf("float32", ()), Leaf("int32", (), op="sum")], 1)
     values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
     parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))
-    assert [float(x) for x in unpack(layout.layout, parts, [2, 1], worker=0)] == [4.0, 3.0]
+    assert [float(x) for x in unpacked(layout.layout, parts, [2, 1])] == [4.0, 3.0]
+
+
+def test_workers_without_examples_change_no_result_and_their_rows_are_unknown():
+    leaves = [
+        Leaf("float32", (), "gather", scope=Scope.WORKER),
+        Leaf("float32", (3,)),
+        Leaf("int32", (2,), "gather", scope=Scope.WORKER),
+        *(Leaf(dtype, (), op=op) for dtype in ("float32", "int32") for op in ("max", "min")),
+    ]
+    layout = lay_out(contributions(leaves, 4), capacity=4, status=0)
+    values = [jnp.asarray(x) for x in ([1.5, [1.0, 2.0, 3.0]])] + [
+        jnp.array([7, 8]),
+        *map(jnp.asarray, (-4.0, 4.0, -4, 4)),
+    ]
+    weights = [None if c.weight is None else jnp.float32(5) for c in layout.contributions]
+    sent = pack(layout, values, weights, worker=jnp.int32(1), first=jnp.float32(1))
+    arrived = accumulate(layout.ops, sent, list(map(jnp.asarray, neutral_parts(layout))))
+    rows, mean, whole_numbers, *extremes = unpacked(layout, arrived, range(7), [False, True, False, False])
+    np.testing.assert_array_equal(rows, [np.nan, 1.5, np.nan, np.nan])
+    np.testing.assert_array_equal(whole_numbers, [[0, 0], [7, 8], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(mean, values[1])
+    assert list(map(float, extremes)) == [-4, 4, -4, 4]
 
 
 @pytest.mark.parametrize(

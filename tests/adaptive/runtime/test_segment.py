@@ -12,7 +12,7 @@ from adaptive import operators
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading, Source, read
 from adaptive.runtime.message import accumulate, lay_out_all
-from adaptive.runtime.segment import FLOATS, INTS, Feed, apply, segment_function
+from adaptive.runtime.segment import FLOATS, INTS, START, Feed, apply, segment_function
 from tests.adaptive.drivers import Recorder, planned
 
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -43,33 +43,15 @@ def feed():
     return Feed.of(planned(driver, 0.0, workers=3))
 
 
-def named(feed, vectors):
-    floats, ints = vectors
+def test_a_step_has_the_sources_of_all_its_microbatches_and_each_has_its_own(feed):
+    floats, ints = feed.measure(READING, 3)
     assert (floats.dtype, ints.dtype) == (np.float32, np.int32)
     assert ints[0] == READING.worker  # where segments read it
     assert np.asarray(feed.taking_part(jnp.asarray(ints))).tolist() == READING.taking_part.tolist()
-    found = {name: float(value) for name, value in feed.values(jnp.asarray(floats), jnp.asarray(ints)).items()}
-    return {"first": float(floats[0]), **found}
-
-
-STEADY = {"step": 7, "seconds": 0.25, "worker": 2, "workers": 2}
-
-
-def test_a_step_has_the_sources_of_all_its_microbatches(feed):
-    whole = {**STEADY, "first": 1, "examples": 10, "offset": 20}
-    assert named(feed, feed.measure(READING)) == {**whole, "microbatches": 1}
-    assert named(feed, feed.measure_step(READING, 1)) == {**whole, "microbatches": 1}
-    assert named(feed, feed.measure_step(READING, 3)) == {**whole, "microbatches": 3}
-
-
-def test_each_microbatch_has_its_own_examples_and_one_of_them_is_the_first(feed):
-    vectors = feed.measure_step(READING, 2)
-    before = [vector.copy() for vector in vectors]
-    for start, size in ((0, 6), (6, 4)):
-        found = named(feed, feed.for_microbatch(vectors, READING._replace(compute_seconds=9.0), start, size))
-        assert found == {**STEADY, "first": not start, "examples": size, "offset": 20 + start, "microbatches": 1}
-    for vector, old in zip(vectors, before, strict=True):
-        np.testing.assert_array_equal(vector, old)
+    whole = {"step": 7, "seconds": 0.25, "worker": 2, "workers": 2, "examples": 10, "offset": 20, "microbatches": 3}
+    assert {name: float(value) for name, value in feed.values(floats, ints).items()} == whole
+    own = {name: float(value) for name, value in feed.values_of_microbatch(floats, ints, 4, 6).items()}
+    assert own == {**whole, "examples": 4, "offset": 26, "microbatches": 1}
 
 
 @pytest.mark.parametrize(
@@ -113,9 +95,9 @@ def test_segments_of_two_workers_compute_a_step():
     sent, ops = [], [op for layout in layouts for op in layout.ops]
     for worker, sizes in enumerate([(2, 2), (2,)]):
         reading = READING._replace(worker=worker, taking_part=np.ones(2, bool), compute_seconds=1.0 + worker)
-        vectors, start, parts = feed.measure_step(reading, len(sizes)), 0, None
+        (values[FLOATS], values[INTS]), start, parts = feed.measure(reading, len(sizes)), 0, None
         for size in sizes:
-            values[FLOATS], values[INTS] = feed.for_microbatch(vectors, reading, start, size)
+            values[START] = np.int32(start)
             inputs = {"x": np.zeros((size, 3), np.float32), "y": np.arange(size, dtype=np.float32) + start + 4 * worker}
             values.update({("batch", i, 0): leaf for i, leaf in enumerate(inputs.values())})
             out = [value for address, value in computed(call).items() if address[0] == "part"]
@@ -125,7 +107,6 @@ def test_segments_of_two_workers_compute_a_step():
     arrived = iter(accumulate(ops, *sent))
     for number, layout in enumerate(layouts):
         values.update({("message", number, i): next(arrived) for i in range(len(layout.parts))})
-    values[FLOATS], values[INTS] = vectors
     found = computed(update)
     expected = [10 - np.mean([0, 1, 2, 3, 4, 5]), 30.0, 3.0, [0, 1]]  # the seconds are counted once for each worker
     for value, wanted in zip(found.values(), expected, strict=True):

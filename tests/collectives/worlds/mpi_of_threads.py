@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.base import Lifetime
 from collectives.worlds.transport.mpi_transport import MPITransport
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from tests.speed import limit

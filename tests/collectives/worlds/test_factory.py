@@ -14,8 +14,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base.cores import chosen_threads
 from adaptive.base.launcher import Launcher, launcher, tasks_not_started
-from collectives.worlds.launch import check_agreement
-from collectives.worlds.oversubscription import oversubscription
+from collectives.worlds.launch import check_agreement, oversubscription
 from tests.mpirun import ROOT, run
 from tests.speed import limit
 
@@ -27,7 +26,7 @@ COVERS = (
     "collectives/worlds/base.py",
     "collectives/worlds/launch.py",
     "collectives/worlds/multi_process.py",
-    "collectives/worlds/oversubscription.py",
+    "collectives/worlds/launch.py",
 )
 
 

@@ -15,7 +15,7 @@ from adaptive import CollectiveError, DisagreementError, WorkerError
 from adaptive.base.channel import SentMessage
 from adaptive.base.world import MembersChanged
 from collectives.worlds import mpi
-from collectives.worlds.oversubscription import OversubscriptionWarning
+from collectives.worlds.launch import OversubscriptionWarning
 from collectives.worlds.transport.repair import ENABLED
 
 from .mpi_of_threads import MPI, Comm, Job, MPIError, Shared

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError, DisagreementError, WorkerError
-from collectives.worlds.lifetime import Lifetime
+from collectives.worlds.base import Lifetime
 from collectives.worlds.transport.jax_transport import JaxTransport
 from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
 from collectives.worlds.transport.tcp_tree import TCPTreeError

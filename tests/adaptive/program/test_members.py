@@ -13,7 +13,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.data.iterators import from_iterator
-from adaptive.program.membership_changes import MembershipChanges
+from adaptive.program.members import MembershipChanges
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.program.resumable import Growing, plain
 

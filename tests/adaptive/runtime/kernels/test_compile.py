@@ -12,7 +12,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import adaptive as ad
 import collectives as comm
-from adaptive.runtime.compile import compile_segment, compiler_options
+from adaptive.runtime.kernels.compile import compile_segment, compiler_options
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data
 

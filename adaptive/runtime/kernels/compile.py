@@ -19,45 +19,39 @@ from .cache import one_compiles
 @thread_status("compiling", compiles=True)
 def compile_segment(
     function: Callable,
-    shapes: Sequence[jax.ShapeDtypeStruct],
+    shapes: Sequence[Any],
     device: jax.Device,
     *,
     name: str = "segment",
     donate: int = 0,
     results: Sequence[Sharding] | None = None,
 ) -> Callable:
-    """Compile a function ahead of time for the device or the mesh of one worker, and return the program.
+    """Compile a function ahead of time for a device or a mesh, and return the program.
 
     Args:
-      function: a function of arrays. Its `__name__` is set.
+      function: a function of pytrees of arrays. Its `__name__` is set.
       shapes: shapes of its arguments, with their shardings over a mesh; without, they are on the device.
       device: the device, or the first one of the mesh.
       name: the name in profiles, after "jit_".
       donate: the number of arguments, from the first on, whose memory may be reused for results.
       results: the shardings of its results over a mesh.
     """
+
     alone = SingleDeviceSharding(device)
-    placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=s.sharding or alone) for s in shapes]
-    lowered = _lower(function, placed, name, tuple(range(donate)), results)
-    with one_compiles(name):
-        return lowered.compile(compiler_options=compiler_options(device))
 
+    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone)
 
-@thread_status("compiling", compiles=True)
-def compile_over(
-    function: Callable, shapes: Any, devices: tuple[jax.Device, ...], *, name: str, donate: tuple[int, ...]
-) -> Callable:
-    """Compile one program for several devices, like `compile_segment` for one.
-
-    Args:
-      shapes: shapes of its arguments, with their shardings over the devices.
-      donate: indices of the arguments whose memory may be reused for results.
-    """
-    several = len({device.process_index for device in devices}) > 1
-    lowered = _lower(function, shapes, name, donate)
+    placed_shapes = jax.tree.map(placed, tuple(shapes))
+    function.__name__ = name  # of the program; not by a wrapper, because JAX traces a function once for all devices
+    # Unused arguments are kept: each segment is given all that it is said to read.
+    to = None if results is None else list(results)
+    jitted = jax.jit(function, donate_argnums=tuple(range(donate)), keep_unused=True, out_shardings=to)
+    lowered = jitted.lower(*placed_shapes)
     # A program over devices of several processes is compiled by all of them together, without waiting.
-    with nullcontext() if several else one_compiles(name):
-        return lowered.compile(compiler_options=compiler_options(devices[0]))
+    is_common = not all(x.sharding.is_fully_addressable for x in jax.tree.leaves(placed_shapes))
+    with nullcontext() if is_common else one_compiles(name):
+        return lowered.compile(compiler_options=compiler_options(device))
 
 
 def compiler_options(device: jax.Device) -> dict[str, str | bool] | None:
@@ -68,15 +62,6 @@ def compiler_options(device: jax.Device) -> dict[str, str | bool] | None:
     themselves.
     """
     return {"xla_gpu_shard_autotuning": False} if device.platform == "gpu" and jax.process_count() > 1 else None
-
-
-def _lower(
-    function: Callable, shapes: Any, name: str, donate: tuple[int, ...], results: Sequence[Sharding] | None = None
-) -> jax.stages.Lowered:
-    function.__name__ = name  # of the program; not by a wrapper, because JAX traces a function once for all devices
-    # Unused arguments are kept: each segment is given all that it is said to read.
-    to = None if results is None else list(results)
-    return jax.jit(function, donate_argnums=donate, keep_unused=True, out_shardings=to).lower(*shapes)
 
 
 @thread_status("compiling", compiles=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from adaptive.runtime import cache as _cache
-from adaptive.runtime.cache import CompilationCacheWarning, share_compilations
+from adaptive.runtime.kernels import cache as _cache
+from adaptive.runtime.kernels.cache import CompilationCacheWarning, share_compilations
 from tests.speed import limit
 
 

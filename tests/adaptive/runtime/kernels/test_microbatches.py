@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive.runtime.microbatches import by_size_alone, fewest, largest_in_cache, missing_buckets
+from adaptive.runtime.kernels.microbatches import by_size_alone, fewest, largest_in_cache, missing_buckets
 
 POWERS = [1 << i for i in range(8)]
 

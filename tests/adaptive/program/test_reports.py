@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from adaptive.program import step_checks
-from adaptive.program.step_checks import SkippedSteps, StepClock
+from adaptive.program import reports
+from adaptive.program.reports import SkippedSteps, StepClock
 from adaptive.runtime.finite import Trouble
 
 
@@ -29,7 +29,7 @@ def test_seconds_that_do_not_measure_the_machine_are_unknown(beside_compiler, kn
 
 
 def test_skipped_steps_are_counted_in_a_row(monkeypatch):
-    monkeypatch.setattr(step_checks, "MOST_SKIPPED", 2)
+    monkeypatch.setattr(reports, "MOST_SKIPPED", 2)
     trouble = Trouble(["the loss is NaN", "a gradient is inf"], [], False)
     steps = SkippedSteps("skip")
     assert steps.check(trouble, 1) == ["skipped: the loss is NaN", "skipped: a gradient is inf"]

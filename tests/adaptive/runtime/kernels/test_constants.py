@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.runtime.constants import Constants
 from adaptive.runtime.kernels import Kernels
+from adaptive.runtime.kernels.constants import Constants
 from adaptive.runtime.placement import OnDevice
 from adaptive.runtime.segment import SegmentFunction
 
