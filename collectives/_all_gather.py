@@ -66,9 +66,6 @@ class Gather(Collective):
         return axis + 1
 
 
-T = TypeVar("T")
-
-
 def broadcast(tree: T, root: int = 0) -> T:
     """Copy the values of one worker to every worker.
 

@@ -139,7 +139,8 @@ class Engine:
           of_all: the first sizes of all workers; required with several processes.
         """
         start, whole, of_all = time.perf_counter(), Microbatches(), sizes if self.world.processes == 1 else of_all
-        jobs = [*self.context.programs.jobs(), partial(self.kernels.require_first, sizes)]
+        jobs: list[Callable[[], object]] = [*self.context.programs.jobs()]
+        jobs.append(partial(self.kernels.require_first, sizes))
         if self.fused is not None and of_all:
             whole = self.fused.microbatches_of(of_all)
             if whole and self.fused.waits:
