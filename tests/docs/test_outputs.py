@@ -29,7 +29,7 @@ def file_of(page: Path, path: Path, epochs: int = 20) -> Path:
     return path
 
 
-@pytest.mark.parametrize("epochs", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("epochs", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_the_readmes_program_prints_the_shown_output_once(epochs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = file_of(README, tmp_path / "train.py", epochs)

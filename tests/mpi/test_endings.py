@@ -37,7 +37,7 @@ def test_a_program_that_ends_well(cases):
 
 
 def test_an_error_of_one_rank_ends_the_job():
-    result = end("raises:1", code=1)
+    result = end("raises:1", n=2, code=1)
     assert "OSError: no space left" in result.stderr, result
     assert "runpy" not in result.stderr, result  # a traceback begins in the script
 
@@ -56,8 +56,8 @@ def test_ranks_that_wait_for_ever_are_ended():
 
 def test_a_rank_that_is_killed_before_its_world():
     """The others would wait in MPI_Init without end."""
-    result = end("killed in its import:2", code=137)
-    assert re.search(r"rank 2 \(pid .*\) was killed by SIGKILL before its first world", result.stderr), result
+    result = end("killed in its import:1", n=2, code=137)
+    assert re.search(r"rank 1 \(pid .*\) was killed by SIGKILL before its first world", result.stderr), result
 
 
 @pytest.mark.long

@@ -65,9 +65,9 @@ def test_another_rank_writes_the_last_checkpoint_if_its_writer_is_killed(tmp_pat
     assert "1 left after step 34, newest 34" in result.stdout, result
 
 
-@pytest.mark.parametrize("reserve", [0, pytest.param(1, marks=long)])
-def test_a_job_whose_workers_are_all_killed_is_started_again_and_continues_at_its_checkpoint(tmp_path, reserve):
-    result = job("all_at_once", tmp_path, reserve, n=2, options=("--restarts", "2"))
+@pytest.mark.parametrize(("n", "reserve"), [(1, 0), pytest.param(3, 1, marks=long)])
+def test_a_job_whose_workers_are_all_killed_is_started_again_and_continues_at_its_checkpoint(tmp_path, n, reserve):
+    result = job("all_at_once", tmp_path, reserve, n=n, options=("--restarts", "2"))
     said = re.search(r"its newest checkpoint is that of step (5|10)\. It is started", result.stderr)
     assert said, result
     assert f"from step {said[1]} to 16" in result.stdout, result
