@@ -24,10 +24,7 @@ def ended(result: Result, ranks: int) -> None:
     assert result.stdout.count(f"{ranks} ended well") == ranks, result
 
 
-@pytest.mark.parametrize(
-    "where",
-    ["0,1,0,1", "2,5,5,5", "0,0,0", "0,1,2"],
-)
+@pytest.mark.parametrize("where", ["0,1,0,1", "2,5,5,5"])
 def test_sums_are_the_same_on_all_ranks(where):
     ended(run([SCRIPT, where], n=len(where.split(","))), len(where.split(",")))
 

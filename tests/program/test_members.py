@@ -121,6 +121,16 @@ def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examp
         assert np.isfinite(own()).all()
 
 
+def test_a_worker_that_replaces_another_one_between_two_steps_has_joined(worker_slots):
+    with build(descend, jnp.zeros(()), data_of(), 16, world=worker_slots) as program:
+        program.step()
+        worker_slots.leave(1)
+        worker_slots.join(1)
+        report = program.step()
+        assert (report.members, report.joined) == ((0, 1, 2, 3), (1,))
+        assert report.notes == ("a worker has joined in worker slot 1.",)
+
+
 def test_operator_states_of_a_joining_worker_are_those_of_the_others(worker_slots):
     def driver(state, batch):
         mean = comm.all_reduce(batch["x"].mean())
