@@ -12,5 +12,6 @@ from ._noise import NoiseScale as NoiseScale
 from ._noise import noise_scale as noise_scale
 from ._nonfinite import nonfinite as nonfinite
 from ._replica_distance import replica_distance as replica_distance
+from ._spike import spike as spike
 from ._timing import compute_seconds as compute_seconds
 from ._timing import iteration_seconds as iteration_seconds

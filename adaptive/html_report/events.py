@@ -179,7 +179,7 @@ def _skipped_or_noted(run: Columns, listed_already: str) -> Iterator[RunEvent]:
     """Yield skipped steps with their notes, and the notes of other steps that are not in the text `listed_already`."""
     for row, notes in enumerate(run.record["notes"]):
         if run.skipped[row]:
-            yield RunEvent(row, "skipped", "Step skipped", " ".join(notes or ()))
+            yield RunEvent(row, "skipped", "Step skipped", " ".join(notes or ("the driver kept its state",)))
         else:
             new = (note for note in notes or () if note[1:] not in listed_already)
             yield from (RunEvent(row, "note", note[:1].upper() + note[1:]) for note in new)

@@ -31,7 +31,7 @@ CAUSES = {
     "checkpoints": "steps wait for a checkpoint",
     "restore": "program.restore, without compiling",
     "repeated steps": "steps after the restored checkpoint, which were repeated",
-    "skipped steps": "steps without an update, because a value was not finite",
+    "skipped steps": "steps without an update: a value was not finite, or the driver kept its state",
     "joins": "what steps with a joining worker take longer than others",
     "repairs": "what steps with a lost worker take longer than others",
     "down": "from the last recorded step until the next process starts",

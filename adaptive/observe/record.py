@@ -94,7 +94,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "breakdown": [round(s, 6) for s in report.breakdown],
         "microseconds": _microseconds(event),
         "metrics": {name: _plain(value) for name, value in event.scalars.items()},
-        "skipped": report.skipped,
+        "skipped": report.skipped or event.scalars.get("skipped") == 1,
         "message_bytes": report.message_bytes,
         "call": event.limits.call_overhead,
         "hooks": {

@@ -49,7 +49,8 @@ class Report(Generic[Metrics]):
       compile_seconds: time spent compiling kernels, most of it in the background. Local.
       waited_seconds: time that steps have waited for the compiler so far, including the start. Local.
       decision: the merged requests of this step's hooks, or `None`. Replicated.
-      skipped: whether the step was skipped because a reduced value is not finite; `notes` say why. Replicated.
+      skipped: whether the step was skipped because a reduced value is not finite; `notes` say why. Replicated. Records
+        also count steps in which a driver keeps its state and returns a metric "skipped" that is true.
       notes: lines on clipped requests, skipped steps, decisions, joins and leaves. Replicated, except for notes on
         failed listeners and checkpoints, which only rank 0 has.
       members: the workers of this step. Replicated.
