@@ -3,7 +3,7 @@
     python benchmarks/seesaw.py --write              # about 10 minutes, one process
 
 A transformer of two blocks learns Python's documentation, character by character, with AdamW. The reference is a warmup
-over a tenth of the examples and a cosine to zero, at a fixed batch of 32 windows (`by_examples`). The same schedule
+over a tenth of the examples and a cosine to zero, at a fixed batch of 32 windows (`schedule`). The same schedule
 also runs with `seesaw`, from 32 windows to 128, once with only the learning rate following the batch
 (`scale_by_batch`), and once with all parameters of AdamW (`scale_adamw`). All see the same number of examples. Reported
 is the loss on held-out text over three seeds of weights and order. (Aimed at, as in the paper: within 0.5 % of the
@@ -27,11 +27,11 @@ BASE, LARGEST, PEAK = 32, 128, 4e-3
 def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:
     """Train on `steps * BASE` examples, and return the loss on the test text and the number of steps."""
     train, test, n_characters = text()
-    per_epoch, examples = len(train["codes"]), steps * BASE
+    examples = steps * BASE
     schedule = optax.warmup_cosine_decay_schedule(0, PEAK, examples // 10, examples)
     policies = {
-        "cosine": ctrl.by_examples(per_epoch, lr=schedule),
-        "seesaw": ctrl.published.seesaw(per_epoch, base=BASE, max_batch=LARGEST, lr=schedule),
+        "cosine": ctrl.schedule(by="examples", lr=schedule),
+        "seesaw": ctrl.published.seesaw(base=BASE, max_batch=LARGEST, lr=schedule),
     }
     policies["complete"] = policies["seesaw"]
 

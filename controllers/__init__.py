@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from .policies.efficiency import efficiency_cap as efficiency_cap
     from .policies.goodput import goodput_batch as goodput_batch
     from .policies.goodput_workers import goodput_workers as goodput_workers
-    from .policies.hyperparameters import by_epochs as by_epochs
-    from .policies.hyperparameters import by_examples as by_examples
-    from .policies.hyperparameters import momentum_of_batch as momentum_of_batch
     from .policies.mitigate_slow_workers import mitigate_slow_workers as mitigate_slow_workers
+    from .policies.momentum_of_batch import momentum_of_batch as momentum_of_batch
     from .policies.noise_batch import noise_batch as noise_batch
     from .policies.noise_workers import noise_workers as noise_workers
     from .policies.schedule import schedule as schedule
@@ -46,9 +44,7 @@ __getattr__, __dir__ = on_use(
         "efficiency_cap": ".policies.efficiency",
         "goodput_batch": ".policies.goodput",
         "goodput_workers": ".policies.goodput_workers",
-        "by_epochs": ".policies.hyperparameters",
-        "by_examples": ".policies.hyperparameters",
-        "momentum_of_batch": ".policies.hyperparameters",
+        "momentum_of_batch": ".policies.momentum_of_batch",
         "balance": ".policies.balance",
         "mitigate_slow_workers": ".policies.mitigate_slow_workers",
         "noise_batch": ".policies.noise_batch",

@@ -48,6 +48,11 @@ class Control:
         return self._observation.epoch
 
     @property
+    def examples(self) -> int:
+        """Examples consumed since the beginning, those of this step included."""
+        return self._observation.examples
+
+    @property
     def workers(self) -> int:
         """Number of members: the workers now."""
         return len(self._observation.members)

@@ -117,6 +117,7 @@ class Observation(NamedTuple):
     most_workers: int = 0
     hyperparameters: Mapping[str, Any] = MappingProxyType({})  # of the next step, by name
     hyperparameter_types: Mapping[str, np.dtype] = MappingProxyType({})  # dtype of each, by name
+    examples: int = 0  # consumed since the beginning, this step included
 
 
 @dataclass(frozen=True)

@@ -58,18 +58,24 @@ class Decisions:
         return self._digest.last if self._digest.step else ""
 
     def after_step(
-        self, step: int, epoch: float, values: Sequence[list[jax.Array]], ran: tuple[Split, Split]
+        self,
+        step: int,
+        epoch: float,
+        values: Sequence[list[jax.Array]],
+        ran: tuple[Split, Split],
+        examples: int = 0,
     ) -> tuple[Decision | None, list[str]]:
         """Run the hooks that are due, and request the changes that they ask for. May communicate.
 
         Args:
           values: the leaves of each hook's values.
           ran: the batch sizes of this step and of the one before it.
+          examples: consumed so far, those of this step included.
 
         Returns:
           The merged decision, or `None`; and notes on it.
         """
-        decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes)
+        decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes, examples)
         if names and self._heterogeneous:
             decision = decided_by_first(self._world, decision, f"decision {step} of {self._name}")
         if names:

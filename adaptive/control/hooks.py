@@ -31,6 +31,7 @@ class _Seen(NamedTuple):
     leaves: list[jax.Array]
     ran: tuple[tuple[int, ...], tuple[int, ...]]
     members: tuple[int, ...]
+    examples: int
 
 
 class HookOutcome(NamedTuple):
@@ -126,15 +127,17 @@ class Hooks:
         values: Sequence[list[jax.Array]],
         ran: tuple[tuple[int, ...], tuple[int, ...]],
         members: tuple[int, ...],
+        examples: int = 0,
     ) -> None:
         """Keep a step before `next_due` for the hooks that observe every step. Does not block, makes no decision.
 
         Args:
           values, ran: as for `run`.
           members: the worker slots occupied in this step.
+          examples: as for `run`.
         """
         for i in self._watching:
-            self._seen[i].append(_Seen(step, epoch, values[i], ran, members))
+            self._seen[i].append(_Seen(step, epoch, values[i], ran, members, examples))
 
     def run(
         self,
@@ -143,6 +146,7 @@ class Hooks:
         values: Sequence[list[jax.Array]],
         ran: tuple[tuple[int, ...], tuple[int, ...]],
         sizes: BatchSizes,
+        examples: int = 0,
     ) -> HookOutcome:
         """Pass this step to the hooks that are due or observe every step, and merge their requests.
 
@@ -150,8 +154,9 @@ class Hooks:
           values: the leaves of each hook's values.
           ran: the batch sizes of this step and of the one before it.
           sizes: the batch sizes of the next step.
+          examples: consumed so far, those of this step included.
         """
-        self.note(step, epoch, values, ran, sizes.members)
+        self.note(step, epoch, values, ran, sizes.members, examples)
         if step < self.next_due:
             return _NONE_DUE
         merged = _NOTHING
@@ -161,7 +166,7 @@ class Hooks:
         for i in deciding:
             hook = self.hooks[i]
             if not hook.handler.every_step:
-                self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members))
+                self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members, examples))
             decision = self._show(i, sizes, merged)
             if decision is not None and self._keep_sizes and hook.handler.every_step:
                 decision = replace(decision, global_batch=None, shares=None, workers=None, notes=())
@@ -245,7 +250,7 @@ class Hooks:
             decides = due and step is seen[-1]
             observation = Observation(
                 *(step.step, step.epoch, unflatten(leaves), *step.ran, wanted, bounds, decides, step.members, joined),
-                *(*numbers, values_so_far, types),
+                *(*numbers, values_so_far, types, step.examples),
             )
             decision, state = handler(observation, state)
             self.states[i], joined = state, ()

@@ -88,6 +88,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "step": report.step,
         **({"restored": True} if event.restored else {}),
         "epoch": event.epoch,
+        "examples": report.examples,
         "batch_sizes": sizes,
         "asked": targets | ({} if asked.active == report.members else {"active": list(asked.active)}),
         "seconds": report.seconds,

@@ -147,7 +147,7 @@ class Reports:
         asked = self._targets() if listens else None
         decision, committed = None, outcome.trouble is None
         if committed and (p.hooks.watches or run.step >= p.hooks.next_due):
-            decision, more = self._hooks(outcome, ran)
+            decision, more = self._hooks(outcome, ran, examples)
             notes = [*notes, *more]
         tree, counters, breakdown = p.plan.graph.metrics_tree, kernels.compiled.counters, p.activity.end()
         report = report_of(
@@ -205,26 +205,26 @@ class Reports:
             self._asked = known_for, Asked.so_far(p.sizes, p.membership)
         return self._asked[1]
 
-    def _hooks(self, outcome: Outcome, ran: tuple[Sizes, Sizes]) -> tuple[Decision | None, list[str]]:
+    def _hooks(self, outcome: Outcome, ran: tuple[Sizes, Sizes], examples: int) -> tuple[Decision | None, list[str]]:
         """Run the hooks that are due; those that observe every step keep this one."""
         p = self._parts
         step, epoch = p.run.step, p.stream.epochs
         if step < p.hooks.next_due:
-            p.hooks.note(step, epoch, outcome.hooks, ran, p.sizes.members)
+            p.hooks.note(step, epoch, outcome.hooks, ran, p.sizes.members, examples)
             return None, []
         with p.activity.doing(COMPUTING):  # waiting for values does not count as time of the hooks
             jax.block_until_ready(outcome.hooks)
         with p.activity.doing(HOOKS):
-            return _decide(p, outcome, epoch, ran)
+            return _decide(p, outcome, epoch, ran, examples)
 
 
 @thread_status("in the hooks")
 def _decide(
-    p: ProgramParts, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes]
+    p: ProgramParts, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes], examples: int
 ) -> tuple[Decision | None, list[str]]:
     step = p.run.step
     try:
-        return p.decisions.after_step(step, epoch, outcome.hooks, ran)
+        return p.decisions.after_step(step, epoch, outcome.hooks, ran, examples)
     except Exception as error:
         error.add_note(f"after step {step}, on {p.workers_in_words}")
         report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)

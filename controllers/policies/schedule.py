@@ -1,54 +1,187 @@
-"""`schedule`: a predefined global batch."""
+"""`schedule`: the global batch and hyperparameters by steps, examples, tokens or epochs.
+
+A schedule over steps is truncated when the batch grows: a cosine schedule planned for 132 steps of 64 examples ended at
+44 % of its peak, because the run took only 80 steps. A schedule over examples ends with the data.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import real
+from adaptive.base.numbers import real, reals, whole
 from controllers._policy import Policy
 
+Unit = Literal["steps", "examples", "tokens", "epochs"]
+Schedule = Mapping[Any, Any] | Callable[[Any], Any]
+_UNITS: dict[str, Unit] = {"step": "steps", "example": "examples", "token": "tokens", "epoch": "epochs"}
+_POINT = re.compile(r"\s*([\d._]+(?:[eE]\+?\d+)?)\s*(?:(step|example|token|epoch)s?|(%))\s*")
+_POINTS = '1000 (in the unit of by=), "5e6 examples", "10e9 tokens", "2 epochs", "500 steps" or "80%"'
 
-def schedule(batches: Mapping[float, int] | Callable[[Any], Any], *, by: Literal["step", "epoch"] = "step") -> Policy:
-    """Return a policy that sets the global batch by step or epoch.
 
-        ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))
+def schedule(
+    global_batch: Schedule | None = None,
+    /,
+    *,
+    by: Unit = "steps",
+    total: float | str | None = None,
+    tokens_per_example: float | None = None,
+    **hyperparameters: Schedule,
+) -> Policy:
+    """Return a policy that sets the global batch, and hyperparameters, at given points of the run.
 
-    The policy makes a request when the schedule's value changes, and again if another hook has changed the batch.
+        ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))                        # steps
+        ctrl.hook(ctrl.schedule({0: 256, "10e6 tokens": 512}, tokens_per_example=1024))
+        ctrl.hook(ctrl.schedule(by="epochs", lr=optax.cosine_decay_schedule(0.1, 30)))   # over 30 epochs
+
+    Examples are counted as they are consumed, so a schedule over examples, tokens or epochs holds for any batches, and
+    after a restore. A value is in force from the step after the one that reaches its point. Before the first step the
+    arguments hold with which the program is built: `global_batch=`, and the initial values of `ad.hyperparameter`.
+
+    The policy makes a request when a value changes, and again if another hook has changed it.
+
+    A batch that grows once, late in the run:
+
+        ctrl.schedule({0: 256, "80%": 2048}, total="10e9 tokens", tokens_per_example=1024)
 
     Args:
-      batches: maps the first step of each stage to its global batch, as above; or a function of the step, such as an
-        optax schedule.
-      by: the argument of the schedule: "step", completed steps, or "epoch", epochs of data consumed, as a fraction.
+      global_batch: maps the points at which stages begin, in ascending order from 0 on, to their global batch, as
+        above; or a function, such as an optax schedule. If points have several units, the last one reached holds.
+      by: the unit of points that are numbers, and of the argument of functions: "steps" (completed steps), "examples",
+        "tokens" or "epochs" (of data consumed; a fraction, or whole epochs if an iterator's length is unknown). Give
+        lengths above 2**31 to optax schedules as floats, such as 5e9.
+      total: the length of the run, of which points such as "80%" are parts: a point itself.
+      tokens_per_example: tokens in one example, if they are counted: the length of a sequence.
+      **hyperparameters: by name, the same for values of hyperparameters: numbers or arrays.
 
     Returns:
       A policy for a hook without values.
 
     Raises:
-      ValueError: `by` is something else.
+      ValueError: there is no schedule; one has no point 0, or points that do not ascend or cannot be counted, or values
+        that are not batch sizes or finite numbers; or another argument is invalid.
+
+    References:
+      Wang et al. 2026, "Fast catch-up, late switching" (arXiv 2602.14208), for a late growth.
     """
-    if by not in ("step", "epoch"):
-        raise ValueError(f"schedule: by= is 'step' or 'epoch', got {by!r}.")
-    of = _stairs(batches) if isinstance(batches, Mapping) else batches
+    if by not in get_args(Unit):
+        raise ValueError(f"schedule: by= is one of {', '.join(map(repr, get_args(Unit)))}; got {by!r}.")
+    if global_batch is None and not hyperparameters:
+        raise ValueError('schedule: give a schedule, such as  schedule({0: 128, "2 epochs": 256})  or  schedule(lr=…).')
+    if tokens_per_example is not None and not (real(tokens_per_example) or 0) > 0:
+        raise ValueError(f"schedule: tokens_per_example= must be positive; got {tokens_per_example!r}.")
+    counts = _Counts(by, tokens_per_example, None)
+    if total is not None:
+        counts = counts._replace(total=counts.point(total))
+    of_batch = None if global_batch is None else counts.schedule("the global batch", global_batch, _check_batch)
+    of_others = {name: counts.schedule(name, each, _check_value) for name, each in hyperparameters.items()}
 
     def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        batch = of(observation.step if by == "step" else observation.epoch)
+        if not observation.due:
+            return None, state
+        batch = None if of_batch is None else of_batch(observation)
         number = real(batch)
         if number is not None and np.isfinite(number):  # other values are refused by the request
             batch = round(number)
-        if not observation.due or batch == observation.global_batch:
-            return None, state
-        return Decision(global_batch=batch), state
+        wanted = {name: np.asarray(value(observation)).tolist() for name, value in of_others.items()}
+        changed = changed_values(observation, wanted)
+        if batch == observation.global_batch:
+            batch = None
+        decides = batch is not None or changed
+        return Decision(global_batch=batch, hyperparameters=changed) if decides else None, state
 
     return Policy(lambda n_workers: (), update, "schedule")
 
 
-def _stairs(batches: Mapping[float, int]) -> Callable[[float], int]:
-    starts = sorted(batches)
-    if not starts or starts[0] > 0:
-        raise ValueError(f"schedule: the first entry must be for 0; it is {starts[:1] or 'missing'}.")
-    return lambda at: batches[starts[bisect_right(starts, at) - 1]]
+def changed_values(observation: Observation, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters that differ from those in force, up to rounding; unknown names are included."""
+    known = observation.hyperparameters
+    return {name: v for name, v in wanted.items() if name not in known or not np.allclose(known[name], v, 1e-7, 0)}
+
+
+class _Point(NamedTuple):
+    """A point of the run."""
+
+    number: float
+    unit: Unit
+
+
+class _Counts(NamedTuple):
+    """How the points of a run are counted: the arguments of `schedule`."""
+
+    by: Unit
+    tokens_per_example: float | None
+    total: _Point | None
+
+    def schedule(self, name: str, given: Schedule, check: Callable[[Any], str]) -> Callable[[Observation], Any]:
+        """Return a schedule as a function of an observation.
+
+        Args:
+          check: returns why a value is invalid; "" if it is valid.
+        """
+        if callable(given):
+            self._check_unit(self.by)
+            return lambda seen: given(self._now(seen, self.by))
+        if not isinstance(given, Mapping) or not given:
+            raise ValueError(
+                f"schedule: {name} is a mapping from points to values, such as  {{0: 128, 1000: 256}}, or a function; "
+                f"got {given!r}."
+            )
+        stages = [(self.point(key), value) for key, value in given.items()]
+        if stages[0][0].number != 0:
+            raise ValueError(f"schedule: the first point of {name} must be 0; it is {next(iter(given))!r}.")
+        for unit in {point.unit for point, _ in stages}:
+            numbers = [point.number for point, _ in stages if point.unit == unit]
+            if any(after <= before for before, after in pairwise(numbers)):
+                raise ValueError(f"schedule: the points of {name} must ascend; got {list(given)}.")
+        for key, value in given.items():
+            if wrong := check(value):
+                raise ValueError(f"schedule: {name} at {key!r} is {value!r}; {wrong}.")
+        return lambda seen: [v for point, v in stages if self._now(seen, point.unit) >= point.number][-1]
+
+    def point(self, key: Any) -> _Point:
+        """Return a point as the user writes it, with its unit. Raises a ValueError if it is none."""
+        match = _POINT.fullmatch(key) if isinstance(key, str) else None
+        try:
+            number = float(match[1]) if match else real(key)
+        except ValueError:  # "1.2.3 steps"
+            number = None
+        if number is None or not 0 <= number < float("inf"):
+            raise ValueError(f"schedule: {key!r} is not a point of a run. Write {_POINTS}.")
+        if match and match[3]:
+            if self.total is None:
+                raise ValueError(f'schedule: for {key!r}, give the length of the run, such as  total="10e9 tokens".')
+            return _Point(number / 100 * self.total.number, self.total.unit)
+        unit = _UNITS[match[2]] if match else self.by
+        self._check_unit(unit)
+        return _Point(number, unit)
+
+    def _check_unit(self, unit: Unit) -> None:
+        if unit == "tokens" and self.tokens_per_example is None:
+            raise ValueError("schedule: to count tokens, give the tokens of one example: tokens_per_example=1024.")
+
+    def _now(self, seen: Observation, unit: Unit) -> float:
+        """Return how far the run is. Counts of examples are floats: int32, of JAX, does not hold all of them."""
+        match unit:
+            case "steps":
+                return seen.step
+            case "epochs":
+                return seen.epoch
+            case "examples":
+                return float(seen.examples)
+            case "tokens":
+                return float(seen.examples * (self.tokens_per_example or 1))
+
+
+def _check_batch(value: Any) -> str:
+    return "" if (whole(value) or 0) >= 1 else "a global batch is a whole number, 1 or more"
+
+
+def _check_value(value: Any) -> str:
+    numbers = reals(value)
+    return "" if numbers is not None and np.isfinite(numbers).all() else "a hyperparameter is finite numbers"

@@ -23,7 +23,6 @@ class SeesawState(NamedTuple):
 
 
 def seesaw(
-    per_epoch: int,
     *,
     base: int,
     max_batch: int,
@@ -36,9 +35,9 @@ def seesaw(
         lr = ad.hyperparameter("lr", 3e-4)
         tx = optax.chain(optax.adam(lr), ctrl.scale_by_batch("sqrt", base=64))
         cosine = optax.cosine_decay_schedule(3e-4, decay_steps=30 * n)    # in examples
-        ctrl.hook(ctrl.published.seesaw(n, base=64, max_batch=1024, lr=cosine), every=10)
+        ctrl.hook(ctrl.published.seesaw(base=64, max_batch=1024, lr=cosine), every=10)
 
-    Sets the hyperparameter to the schedule's value at the examples consumed, as `by_examples` does. Sets the global
+    Sets the hyperparameter to the schedule's value at the examples consumed, as `schedule` does. Sets the global
     batch to `base * factor**k`, where `factor**k` is the largest power not above the decay `d`, the schedule's peak so
     far over its present value (`d**(2/3)` for "linear"). In the driver, `scale_by_batch` with the same rule and base
     scales updates with the batch. The ratio of learning rate and noise is then that of the schedule at all times: when
@@ -49,7 +48,6 @@ def seesaw(
     learning rate decays. Noise must dominate the updates from `base` on, so choose a base near the critical batch.
 
     Args:
-      per_epoch: examples in the data set.
       base: the global batch for which the schedule was chosen.
       max_batch: the largest global batch.
       factor: the batch grows in steps of this factor, above 1.
@@ -68,15 +66,15 @@ def seesaw(
     """
     if len(schedule) != 1 or not all(map(callable, schedule.values())):
         raise ValueError(
-            "seesaw: give one schedule, such as  seesaw(n, base=64, max_batch=1024, lr=cosine), a function of the "
+            "seesaw: give one schedule, such as  seesaw(base=64, max_batch=1024, lr=cosine), a function of the "
             f"examples consumed; got {schedule}."
         )
     if rule not in _GROWTH:
         raise ValueError(f"seesaw: rule must be one of {', '.join(map(repr, _GROWTH))}; got {rule!r}.")
-    if per_epoch < 1 or base < 1 or max_batch < base or not factor > 1:
+    if base < 1 or max_batch < base or not factor > 1:
         raise ValueError(
-            "seesaw: per_epoch and base must be at least 1, max_batch at least base and factor above 1; got "
-            f"{per_epoch}, {base}, {max_batch} and {factor}."
+            "seesaw: base must be at least 1, max_batch at least base and factor above 1; got "
+            f"{base}, {max_batch} and {factor}."
         )
     ((name, at),) = schedule.items()
 
@@ -87,11 +85,11 @@ def seesaw(
     def update(observation: Observation, state: SeesawState) -> tuple[Decision | None, SeesawState]:
         if not observation.due:
             return None, state
-        value = real(np.asarray(at(observation.epoch * per_epoch))[()])
+        value = real(np.asarray(at(float(observation.examples)))[()])
         if value is None or not isfinite(value) or value < 0:
             raise ValueError(
-                f"seesaw: the schedule of {name} is {value!r} after {observation.epoch:.3g} epochs; a learning rate "
-                "is finite and not negative."
+                f"seesaw: the schedule of {name} is {value!r} after {observation.examples:,} examples; a learning "
+                "rate is finite and not negative."
             )
         peak = max(float(state.peak), value)
         grown = _batch(peak / value if value else float("inf"))

@@ -54,6 +54,7 @@ class RecordedStep(NamedTuple):
     call: float  # the overhead of one more microbatch, in examples
     asked: RecordedRequests | None  # `None` in old records, which have no number of workers
     hyperparameters: dict[str, Any]  # by name
+    examples: int  # consumed since the beginning, this step included
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def _step(line: dict[str, Any], where: str) -> RecordedStep:
             line.get("call", 0.0),
             _asked(line.get("asked")),
             line.get("hyperparameters", {}),
+            line.get("examples", 0),
         )
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error

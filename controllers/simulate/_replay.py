@@ -83,6 +83,7 @@ def _observation(
         least_workers=least,
         most_workers=most,
         hyperparameters=step.hyperparameters,
+        examples=step.examples,
     )
 
 

@@ -304,7 +304,8 @@ class _Run:
         sizes.on_agreed(can_make_pending=sizes.can_make_pending, can_make_any=sizes.can_make_any)
         sizes.step_done()
         epoch = self._consumed / self._examples
-        decision, _, requests = self._states.run(step, epoch, [jax.tree.leaves(v) for v in values], ran, sizes)
+        leaves = [jax.tree.leaves(v) for v in values]
+        decision, _, requests = self._states.run(step, epoch, leaves, ran, sizes, self._consumed)
         if decision is not None:
             apply_decision(decision, sizes, self._membership, requests)
         return decision

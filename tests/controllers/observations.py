@@ -28,6 +28,7 @@ def observe(
     workers: tuple[int, int, int] | None = None,
     members: tuple[int, ...] | None = None,
     limits: Limits | None = None,
+    examples: int = 0,
 ) -> Observation:
     """`workers` are the target, the least and the most; by default they are those that there are."""
     n = len(batch_sizes)
@@ -47,4 +48,5 @@ def observe(
         target_workers=target,
         least_workers=least,
         most_workers=most,
+        examples=examples,
     )

@@ -62,7 +62,7 @@ def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows(world):
     def driver(state, batch):
         lr = ad.hyperparameter("lr", 1.0)
         ctrl.hook(grow, every=4)
-        ctrl.hook(ctrl.by_epochs(lr=schedule))
+        ctrl.hook(ctrl.schedule(by="epochs", lr=schedule))
         return state + comm.all_reduce(batch["x"].mean(0)), {"lr": lr}
 
     options = {"global_batch": 2 * world.size, "world": world, "deterministic": True}

@@ -1,4 +1,4 @@
-"""Hyperparameters: valid and invalid requests, and the policies that set them."""
+"""Hyperparameters: valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.runtime.local_world import LocalWorld
-from tests.controllers.observations import observe
 
 
 def program_of(hook, *, first=0.5):
@@ -140,27 +139,6 @@ def test_outside_a_program_it_is_its_first_value():
     assert float(ad.hyperparameter("lr", 0.25)) == 0.25
 
 
-# --- policies ---------------------------------------------------------------------------------------------------------
-
-
-def run(policy, values, epoch=0.0):
-    """The requests of a policy, step by step, each in force from then on."""
-    state, known, asked = policy.init(2), {"lr": 1.0}, []
-    for step, value in enumerate(values, 1):
-        observation = observe(*value, step=step)._replace(epoch=epoch, hyperparameters=dict(known))
-        decision, state = policy.update(observation, state)
-        asked.append(None if decision is None else dict(decision.hyperparameters))
-        known |= asked[-1] or {}
-    return asked
-
-
-def test_policies_refuse_meaningless_arguments():
-    with pytest.raises(ValueError, match="give a function"):
-        ctrl.by_epochs(lr=0.1)
+def test_a_momentum_out_of_range_is_refused():
     with pytest.raises(ValueError, match="momentum"):
         ctrl.momentum_of_batch("momentum", 1.5, base=64)
-
-
-def test_examples_are_epochs_of_so_many():
-    by_examples = ctrl.by_examples(100, lr=lambda n: 1 / (1 + n))
-    assert run(by_examples, [()], epoch=0.5) == run(ctrl.by_epochs(lr=lambda e: 1 / (1 + 100 * e)), [()], epoch=0.5)

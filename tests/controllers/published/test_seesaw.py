@@ -15,8 +15,6 @@ import controllers as ctrl
 from controllers.published._seesaw import SeesawState
 from tests.controllers.observations import observe
 
-EPOCH = 1000
-
 
 def decide(policy, lr, *, peak=1.0, batch=64, known=None):
     """The decision for a schedule whose value now is `lr`, after a peak."""
@@ -25,7 +23,7 @@ def decide(policy, lr, *, peak=1.0, batch=64, known=None):
 
 
 def constant(value, **options):
-    return ctrl.published.seesaw(EPOCH, **{"base": 64, "max_batch": 1024, **options}, lr=lambda examples: value)
+    return ctrl.published.seesaw(**{"base": 64, "max_batch": 1024, **options}, lr=lambda examples: value)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +55,10 @@ def test_nothing_is_asked_for_that_holds_already():
 
 
 def test_a_warmup_keeps_the_base_batch_and_the_peak_is_remembered():
-    policy, seen = ctrl.published.seesaw(EPOCH, base=64, max_batch=1024, lr=lambda n: min(n / 100, 1.0) * 0.1), []
+    policy, seen = ctrl.published.seesaw(base=64, max_batch=1024, lr=lambda n: min(n / 100, 1.0) * 0.1), []
     state = policy.init(2)
     for examples in (10, 50, 100, 500):
-        observation = observe(step=1)._replace(epoch=examples / EPOCH)
+        observation = observe(step=1)._replace(examples=examples)
         decision, state = policy.update(observation, state)
         seen.append(decision.global_batch or observation.global_batch)
     assert seen == [64] * 4
@@ -70,15 +68,15 @@ def test_a_warmup_keeps_the_base_batch_and_the_peak_is_remembered():
 def test_meaningless_arguments_are_refused():
     cosine = optax.cosine_decay_schedule(0.1, 100)
     with pytest.raises(ValueError, match="give one schedule"):
-        ctrl.published.seesaw(EPOCH, base=64, max_batch=128)
+        ctrl.published.seesaw(base=64, max_batch=128)
     with pytest.raises(ValueError, match="give one schedule"):
-        ctrl.published.seesaw(EPOCH, base=64, max_batch=128, lr=cosine, momentum=cosine)
+        ctrl.published.seesaw(base=64, max_batch=128, lr=cosine, momentum=cosine)
     with pytest.raises(ValueError, match="max_batch at least base"):
-        ctrl.published.seesaw(EPOCH, base=64, max_batch=32, lr=cosine)
+        ctrl.published.seesaw(base=64, max_batch=32, lr=cosine)
     with pytest.raises(ValueError, match="factor above 1"):
-        ctrl.published.seesaw(EPOCH, base=64, max_batch=128, factor=1.0, lr=cosine)
+        ctrl.published.seesaw(base=64, max_batch=128, factor=1.0, lr=cosine)
     with pytest.raises(ValueError, match="rule must be one of"):
-        ctrl.published.seesaw(EPOCH, base=64, max_batch=128, rule="adascale", lr=cosine)
+        ctrl.published.seesaw(base=64, max_batch=128, rule="adascale", lr=cosine)
     with pytest.raises(ValueError, match=r"the schedule of lr is -0\.1"):
         decide(constant(-0.1), -0.1)
 
@@ -106,7 +104,7 @@ def test_a_cosine_takes_its_share_of_the_steps_and_all_examples(factor, schedule
         tx = optax.chain(optax.scale(-lr), ctrl.scale_by_batch("sqrt", base=base))
         grad = comm.all_reduce(jnp.mean(batch["x"]))
         update, _ = tx.update(grad, tx.init(w))
-        ctrl.hook(ctrl.published.seesaw(examples, base=base, max_batch=1024, factor=factor, lr=cosine))
+        ctrl.hook(ctrl.published.seesaw(base=base, max_batch=1024, factor=factor, lr=cosine))
         return w + update, {"rate": -update / grad}
 
     data = {"x": np.ones((examples, 1), np.float32)}
