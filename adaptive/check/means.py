@@ -15,8 +15,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from adaptive.base.cores import n_cores
 from adaptive.base.errors import DriverError
 from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
+from adaptive.runtime.compile import side_by_side
 
 from .widen import CannotWidenError, inlined, wide
 
@@ -74,7 +76,7 @@ class MeanCheck:
             return
         try:
             with jax.enable_x64(True):
-                found = [_computed(closed, state, batch) for closed, batch in zip(traced, batches, strict=True)]
+                found = _computed(traced, state, batches)
         except (CannotWidenError, jax.errors.JaxRuntimeError):
             return
         conclusive = True  # whether the parts differ; if not, every function looks like a mean
@@ -109,12 +111,16 @@ def _drawn(eqns: Sequence[JaxprEqn]) -> list[tuple[int, ...]]:
     return [v.aval.shape for e in eqns if e.primitive.name in _RANDOM for v in e.outvars]
 
 
-def _computed(closed: ClosedJaxpr, state: Any, batch: Any) -> list[np.ndarray]:
-    """Return the leaves of the function's result, in double precision."""
-    leaves = zip(jax.tree.leaves((state, batch)), closed.in_avals, strict=True)
-    given = [wide(_of_dtype(leaf, aval.dtype)) for leaf, aval in leaves]
-    results = jax.jit(lambda *operands: inlined(closed, operands))(*given)
-    return [np.asarray(v, np.complex128 if np.iscomplexobj(v) else np.float64) for v in results]
+def _computed(traced: Sequence[ClosedJaxpr], state: Any, batches: Sequence[Any]) -> list[list[np.ndarray]]:
+    """Return the leaves of the function's result for each batch, in double precision."""
+    programs, given = [], []
+    for closed, batch in zip(traced, batches, strict=True):
+        leaves = zip(jax.tree.leaves((state, batch)), closed.in_avals, strict=True)
+        given.append([wide(_of_dtype(leaf, aval.dtype)) for leaf, aval in leaves])
+        programs.append(jax.jit(lambda *operands, closed=closed: inlined(closed, operands)))
+    side_by_side([p.lower(*g).compile for p, g in zip(programs, given, strict=True)], most=n_cores())
+    found = [program(*operands) for program, operands in zip(programs, given, strict=True)]
+    return [[np.asarray(v, np.complex128 if np.iscomplexobj(v) else np.float64) for v in values] for values in found]
 
 
 def _of_dtype(leaf: Any, dtype: Any) -> Any:

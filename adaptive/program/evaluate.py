@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from adaptive.base.cores import n_cores
 from adaptive.base.errors import DriverError
 from adaptive.base.roster import with_same_members
 from adaptive.base.split import positive
@@ -22,6 +23,7 @@ from adaptive.control.build_agreement import compare_across_processes, digest_of
 from adaptive.data.rows import Rows, rows_of
 from adaptive.data.same_data import digests_of_data
 from adaptive.graph.text import as_text
+from adaptive.runtime.compile import side_by_side
 
 _AHEAD = 2  # batches per worker in progress: one is computed while the next is fetched
 _SAME_ON_ALL = (
@@ -247,9 +249,22 @@ def _gathered(
     batch: int,
     op: str,
 ) -> list[_Part]:
-    """Return the values of this process's workers on their part of the examples; a list over the leaves of `fn`."""
+    """Return the values of this process's workers on their part of the examples; a list over the leaves of `fn`.
+
+    The first batch of each worker and size is read in advance: its program is compiled beside the others. `fn` is
+    traced in this thread alone, and `jax.jit` keeps the programs for later evaluations of the same function.
+    """
     call = jax.jit(fn)
     parts = _parts_of(shapes, op)
+    batches = [*_shares(len(data), batch, world, members)]
+    first = {(local, stop - start): (local, start, stop) for local, start, stop in reversed(batches)}
+
+    def read(local: int, start: int, stop: int) -> Any:
+        target = world.targets[local] if world.local_mesh is None else world.local_mesh.of_batch(stop - start)
+        return jax.device_put(data.rows(np.arange(start, stop)), target)
+
+    in_advance = {each: read(*each) for each in first.values()}
+    side_by_side([call.lower(states[each[0]], rows).compile for each, rows in in_advance.items()], most=n_cores())
     under_way: deque[tuple[range, list[Any]]] = deque()
 
     def take_in() -> None:
@@ -257,10 +272,10 @@ def _gathered(
         for part, value in zip(parts, values, strict=True):
             part.add(value, examples)
 
-    for local, start, stop in _shares(len(data), batch, world, members):
-        target = world.targets[local] if world.local_mesh is None else world.local_mesh.of_batch(stop - start)
-        rows = jax.device_put(data.rows(np.arange(start, stop)), target)
-        under_way.append((range(start, stop), jax.tree.leaves(call(states[local], rows), is_leaf=is_metric)))
+    for local, start, stop in batches:
+        rows = in_advance.pop((local, start, stop), None)
+        values = call(states[local], read(local, start, stop) if rows is None else rows)
+        under_way.append((range(start, stop), jax.tree.leaves(values, is_leaf=is_metric)))
         if len(under_way) > _AHEAD * len(states):
             take_in()
     while under_way:

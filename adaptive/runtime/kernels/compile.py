@@ -71,7 +71,7 @@ def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
     Raises:
       Exception: the error of the first job that failed.
     """
-    if most == 1 or len(jobs) == 1:
+    if most == 1 or len(jobs) <= 1:
         for job in jobs:
             job()
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
+from adaptive.check.means import MeanCheck
 from adaptive.program.evaluate import evaluate
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
@@ -45,6 +48,28 @@ def test_the_mean_is_exact_for_any_number_of_examples_batches_and_workers(exampl
     for name, value in by_hand(data).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-7)
         assert found[name].dtype == np.float64
+
+
+def test_all_programs_are_compiled_beside_each_other_and_once():
+    compiled = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(threading.current_thread().name)
+
+    def fn(w, batch):
+        return jnp.tanh(batch["x"] @ w).mean()
+
+    world, data, check = LocalWorld(2), make_data(20), MeanCheck()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        first = evaluate(fn, [W] * 2, data, world, 8, check=check)  # 8 and 4 examples on one worker, 8 on the other
+        assert len([name for name in compiled if name.startswith("adaptive-start")]) >= 5  # three of them for the check
+        compiled.clear()
+        assert evaluate(fn, [W] * 2, data, world, 8, check=check) == first
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compiled == []
 
 
 def test_no_example_is_taken_twice_and_none_is_left_out():
