@@ -137,8 +137,3 @@ def test_a_later_hook_sees_requests_of_an_earlier_one():
 
 def test_outside_a_program_it_is_its_first_value():
     assert float(ad.hyperparameter("lr", 0.25)) == 0.25
-
-
-def test_a_momentum_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="momentum"):
-        ctrl.momentum_of_batch("momentum", 1.5, base=64)
