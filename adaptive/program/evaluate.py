@@ -23,7 +23,7 @@ from adaptive.control.build_agreement import compare_across_processes, digest_of
 from adaptive.data.rows import Rows, rows_of
 from adaptive.data.same_data import digests_of_data
 from adaptive.graph.text import as_text
-from adaptive.runtime.compile import side_by_side
+from adaptive.runtime.kernels.compile import side_by_side
 
 _AHEAD = 2  # batches per worker in progress: one is computed while the next is fetched
 _SAME_ON_ALL = (
