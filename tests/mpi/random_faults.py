@@ -54,7 +54,8 @@ def draw(seed: int) -> Fault:
         if phase == "writing":  # one rank does, in a thread
             victims = (0,)
         fault = Fault(phase, r.choice(WAYS), victims)
-        stopped_unwatched = fault.way == "SIGSTOP" and phase not in INSIDE
+        # Where all ranks or all members are stopped, the job is suspended: none of them waits for another.
+        stopped_unwatched = fault.way == "SIGSTOP" and (phase not in INSIDE or {0, 1} <= set(victims))
         python_at_exit = phase == "exit" and fault.way in ("sys.exit(0)", "sys.exit(3)", "raises")  # Python ignores it
         # `sys.exit(0)` in a world is the end of its block for this rank: all raise, unless all do it at once.
         meets = fault.way == "sys.exit(0)" and phase in INSIDE and len(victims) > 1
