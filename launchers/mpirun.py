@@ -132,12 +132,6 @@ def program(words: Sequence[str]) -> list[str]:
     return [sys.executable, str(RANK), "--", *words]
 
 
-def script(command: Sequence[str]) -> str | None:
-    """Return the script in a command made by `program`, or None if the command runs no script."""
-    found = command[command.index(str(RANK)) + 1] if str(RANK) in command else ""
-    return found if found.endswith(".py") else None
-
-
 def line(mpi: Implementation, options: Sequence[str], command: Sequence[str], forwarded: Sequence[str]) -> list[str]:
     """Return the whole command line of mpirun.
 

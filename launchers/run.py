@@ -29,7 +29,6 @@ from .mpirun import (
     on_hosts,
     places_itself,
     program,
-    script,
     settings,
     split,
     unbinds,
@@ -152,7 +151,9 @@ def run(
         where += listed_hosts(hostfile, each) if hostfile else []
         on_hosts(mpi, where)  # raises if the launcher's option is unknown
         command = program(words)
-        _check_script(script(command), options, where)
+        runs_here = not where and not any(option in _ELSEWHERE for option in options)
+        if runs_here and words[0].endswith(".py") and not Path(words[0]).exists():  # one error instead of one a rank
+            raise UsageError(f"there is no {words[0]} in {Path.cwd()}.")
     except (UsageError, ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
     here = usable(cores(), cpu_quota())
@@ -168,7 +169,8 @@ def run(
         ours[CORES] = f"{SHARE if placed else BIND} {chosen}"
     extra = {**ours, **settings(mpi, options, os.environ)}
     placing = unbound(mpi, options, os.environ, oversubscribe or not (elsewhere or (placed and not unbinds(options))))
-    forwarded = [LAUNCHER, *ours, *(_theirs(os.environ) if where else [])]
+    theirs = [name for name in os.environ if name.startswith(_OF_JAX) or name in _OF_PYTHON]
+    forwarded = [LAUNCHER, *ours, *(theirs if where else [])]  # ranks on this host inherit all variables
 
     def on(there: Sequence[Host]) -> list[str]:
         ranks_there = chosen if there == where else min(chosen, sum(host.slots for host in there))
@@ -214,21 +216,6 @@ def _default_ranks(where: Sequence[Host], gpus: int | None, here: int, environ: 
     if tasks := environ.get("SLURM_NTASKS", ""):
         return int(tasks), "task of the Slurm job"
     return here, "core"
-
-
-def _theirs(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the user's variables that ranks on other hosts need. Those on this host inherit all."""
-    return [name for name in environ if name.startswith(_OF_JAX) or name in _OF_PYTHON]
-
-
-def _check_script(name: str | None, options: Sequence[str], where: Sequence[Host]) -> None:
-    """Raise one error for a script that does not exist, instead of one from each rank.
-
-    Raises:
-      UsageError: the script does not exist on this host, where the ranks would run it.
-    """
-    if not (name is None or Path(name).exists() or where or any(option in _ELSEWHERE for option in options)):
-        raise UsageError(f"there is no {name} in {Path.cwd()}.")
 
 
 if __name__ == "__main__":
