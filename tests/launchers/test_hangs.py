@@ -150,6 +150,9 @@ def test_another_operation_is_waited_for_anew():
         watching.until(50.0)
         watching.now, watching.begun = 0.0, watching.begun + 1
     assert watching.did == []
+    watching.until(70.0)
+    watching.now, watching.begun = 0.0, watching.begun + 1
+    assert [action for _, action, _ in watching.until(70.0)] == [Action.REPORT] * 2
 
 
 @pytest.mark.parametrize("usual", [0.01, 0.5])

@@ -313,7 +313,7 @@ class Ranks:
                 await reader.read()
             return words
 
-        await says()
+        says.heard = await says()
         return says
 
 
@@ -563,7 +563,7 @@ def test_a_signal_that_ends_a_job_reaches_all_its_ranks(says, code, play):
         while not (heard := await first()):
             pass
         second = await ranks.connect(1, 2)  # it was still starting
-        assert heard == ["signal 15"]
+        assert heard == second.heard == ["signal 15"]
         await first(*says)
         await second(*says)
         assert not ranks.mpirun.terminated.is_set()

@@ -187,7 +187,9 @@ def test_it_says_that_the_rank_waits_and_what_it_sees(start):
     ((group, _, _, phase, begun, _, about, *_),) = seen["worlds"]
     assert (group, phase, begun, about) == (7, 1, 1, "message 1")
     rank.line.sendall(f"kill {rank.who['pid']}\n".encode())
-    assert (rank.end()[0][-1], rank.process.returncode) == ({"killed": 9}, -9)
+    *_, last, killed = (json.loads(line) for line in rank._lines)
+    assert (last["look"], [world[0] for world in last["worlds"]]) == (0, [7])  # in which worlds it was
+    assert (killed, rank.process.wait(limit(100))) == ({"killed": 9}, -9)
 
 
 def test_a_stopped_supervisor_is_killed_with_its_rank_by_another(start):

@@ -132,3 +132,5 @@ def test_nobody_is_looked_at_when_no_rank_waits(monkeypatch):
     job.phases = [OUTSIDE, OUTSIDE]
     job.play(monkeypatch)
     assert len(job.looked) == 1
+    assert job.watch.take_down(job.ranks[0], {"waits": True})  # after the end of the watch
+    assert len(job.looked) == 1
