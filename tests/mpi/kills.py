@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -216,54 +215,10 @@ def spawned() -> None:
         print(f"worker {world.workers[0]} has {grown}, members {world.members}", flush=True)
 
 
-# --- signals and requests in steady steps -----------------------------------------------------------------------------
-
-
-def requests() -> None:
-    """WORKERS MIN_WORKERS EVENT@STEP …: `set` and `rescale`, by the script on all ranks; `leave=SLOT`, SIGTERM to the
-    process of a worker slot; `stop`, by a hook that is due at no other step.
-    """
-    workers, min_workers, *rest = ARGUMENTS
-    events = {int(step): event for event, step in (argument.split("@") for argument in rest)}
-    stop = next((step for step, event in events.items() if event == "stop"), 0)
-
-    def driver(state, batch):
-        lr = ad.hyperparameter("lr", 0.01)
-        grads = comm.all_reduce(jax.grad(mean_loss)(state["w"], batch))
-        if stop:
-            ctrl.hook(lambda control: control.stop(), every=stop)
-        count = comm.all_reduce(jnp.asarray(len(batch["y"])), op="sum")
-        return {"w": state["w"] - lr * grads, "taken": state["taken"] + count}, {}
-
-    with comm.world(workers=int(workers), min_workers=int(min_workers)) as world:
-        slot, examples = world.workers[0], 0
-        pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
-        folder = world.all_gather_bytes(tempfile.mkdtemp().encode())[0].decode()
-        program = ad.Program(driver, {"w": COUNTED["w"], "taken": jnp.zeros((), int)}, DATA, global_batch=24)
-        kept = ad.Checkpoints(folder, every="0.001 minutes") if "checkpoints@0" in rest else None
-        try:
-            for report in program.run(steps=400, checkpoint=kept):
-                examples += report.global_batch
-                event, _, argument = events.get(report.step, "").partition("=")
-                if event == "set":
-                    program.set_hyperparameters(lr=0.015625)
-                if event == "rescale":
-                    program.rescale(global_batch=30)
-                if event == "leave" and world.rank == 0:
-                    os.kill(pids[int(argument)], signal.SIGTERM)
-        except ad.Preempted as why:
-            print(f"slot {slot} preempted, alone: {why.alone}; step {program.steps}", flush=True)
-            raise
-        assert int(program.state["taken"]) == examples or world.in_reserve
-        end = f"{program.steps} steps, members {world.members}, batch {program.global_batch}"
-        print(f"slot {slot}: {end}, lr {program.hyperparameters['lr']}", flush=True)
-
-
 if __name__ == "__main__":
     {
         "phases": phases,
         "last_checkpoint": last_checkpoint,
         "all_at_once": all_at_once,
-        "requests": requests,
     }.get(CASE, spawned)()
     print("ended well", flush=True)

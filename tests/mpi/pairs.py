@@ -166,20 +166,6 @@ def going_on(world, members, happens, steps=8):
     print(f"went on as {members}", flush=True)
 
 
-def a_killed_host(world) -> None:
-    """All of its ranks die in the middle of a round."""
-    gone = world.transport.group.everyone[LAST].host
-    host = world.transport.group.everyone[world.rank].host
-
-    def happens(worker):
-        if host == gone:
-            mark(f"{worker} dies").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        until(lambda: mark("1 dies").exists() and mark("2 dies").exists())
-
-    going_on(world, (0,), happens)
-
-
 def stopped(world) -> None:
     """A rank is stopped in the middle of a round, until the others have ended theirs."""
     pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]

@@ -103,20 +103,3 @@ def test_a_spawned_process_that_is_stuck_or_has_built_something_else_is_found():
     result = job("another_driver", n=1)
     assert "worker 0 has not grown, members (0,)" in result.stdout, result
     assert "driver differs: " in result.stderr, result
-
-
-@long
-def test_a_request_in_a_steady_step_is_acted_on_by_all_in_the_same_step():
-    events = "set@30", "rescale@60", "leave=1@90", "leave=0@180", "stop@300"
-    result = job("requests", 3, 1, *events, "checkpoints@0", n=3)
-    assert result.stdout.count("preempted, alone: True") == 2, result
-    assert "slot 2: 300 steps, members (2,), batch 30, lr 0.015625" in result.stdout, result
-
-
-@long
-@pytest.mark.parametrize(("ours", "workers"), [(True, ["3", "3"]), (False, ["2", "1"])])
-def test_a_rank_that_may_not_leave_ends_all(ours, workers):
-    """Too few would be left; or under its launcher no process can leave alone."""
-    result = job("requests", *workers, "leave=1@100", n=3, ours=ours, fails=True)
-    assert result.returncode == 143, result
-    assert result.stdout.count("preempted, alone: False") == 3, result

@@ -83,23 +83,6 @@ OURS = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2"]
 
 
 @pytest.mark.long
-@survives_losses
-def test_nor_is_a_host_that_dies(tmp_path):
-    with hosts(2) as made:
-        said = said_by(job_on(made, OURS, SCRIPT, tmp_path, "a_killed_host"))
-    assert "went on as (0,)" in said, said
-    assert said.count("ended well") == 1, said
-
-
-@pytest.mark.long
-@survives_losses
-def test_a_joining_rank_is_read_between_hosts(tmp_path):
-    with hosts(2) as made:
-        said = said_by(job_on(made, [*OURS, "-n", "2"], SCRIPT, tmp_path, "joins"))
-    assert said.count("seen by each other") == 3, said
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
 def test_between_hosts(tmp_path, ours):
     """The process that is read computes, or is stopped."""

@@ -59,11 +59,6 @@ def test_a_state_that_is_sharded(world):
     refused(ad.DriverError, "state" + texts[0], driver=first_weight, state=state, per_worker_state=lambda s: s["w"])
 
 
-def test_data_that_are_sharded(world):
-    data = {"x": over_devices(jnp.arange(24.0), "model")}
-    refused(ad.DataError, "data['x'] is sharded over 2 devices", "np.asarray(x)", data=data)
-
-
 def test_a_checkpoint_that_is_sharded(world):
     with build(first_weight, {"w": np.zeros(4, np.float32)}, X, 12) as program:
         checkpoint = program.checkpoint()
@@ -95,26 +90,6 @@ def test_fully_replicated_arrays_are_accepted(world):
 
 def test_a_state_that_holds_no_array(world):
     refused(ad.DriverError, "the state holds 'adam', which is not an array of numbers", state={"name": "adam"})
-
-
-@pytest.mark.parametrize(
-    ("reduce", "says"),
-    [
-        (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "all_reduce (test_bad_input.py:"),
-        (lambda x: comm.all_reduce({"n": jnp.int32(2)}), "['n'] is int32, whose mean would be rounded"),
-        (lambda x: comm.all_reduce((x > 0).any()), "boolean, which has no mean"),
-        (lambda x: comm.broadcast([ad.step_key()]), "[0] is a PRNG key. Send its data"),
-        (lambda x: comm.all_reduce("loss"), "'loss': neither an array nor a number"),
-        (lambda x: comm.all_reduce(x.mean(), weight=x), "weight= must be one real number per worker"),
-        (lambda x: comm.all_reduce(x.mean(), op="avg"), "comm.geometric_median(); got 'avg'"),
-    ],
-)
-def test_leaves_that_have_no_reduction(world, reduce, says):
-    def driver(state, batch):
-        reduce(batch["x"])
-        return total(state, batch)
-
-    refused(ad.CollectiveError, says, driver=driver)
 
 
 def test_integers_sum_and_empty_trees_are_no_leaves(world):
@@ -335,11 +310,6 @@ def test_a_result_that_is_no_array(world, state, metrics, says):
         return state or first_weight(old, batch)[0], metrics
 
     refused(ad.DriverError, says, driver=driver, state={"w": 0.0})
-
-
-@pytest.mark.parametrize("name", ["deterministic", "resizable"])
-def test_a_flag_that_is_neither_true_nor_false(world, name):
-    refused(ad.DriverError, f"{name} must be True or False; got 1", **{name: 1})
 
 
 @pytest.mark.parametrize(

@@ -72,17 +72,3 @@ def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows(world):
             assert float(report.metrics["lr"]) == pytest.approx(float(schedule(consumed / EXAMPLES)), abs=1e-6)
             consumed = report.examples
         assert program.hyperparameters["lr"] == pytest.approx(0, abs=1e-6)
-
-
-def test_momentum_remembers_as_many_examples(world):
-    def driver(state, batch):
-        momentum = ad.hyperparameter("momentum", 0.9)
-        ctrl.hook(ctrl.schedule({0: 4 * world.size, 2: 8 * world.size}))
-        ctrl.hook(ctrl.momentum_of_batch("momentum", 0.9, base=4 * world.size))
-        return state + comm.all_reduce(batch["x"].mean(0)), {"momentum": momentum}
-
-    options = {"global_batch": 4 * world.size, "world": world, "deterministic": True}
-    with ad.Program(driver, jnp.zeros(3), data(), **options) as program:
-        found = [(r.global_batch, float(r.metrics["momentum"])) for r in program.run(steps=4)]
-    n = world.size
-    assert found == [(size, pytest.approx(m, rel=1e-6)) for size, m in [(4 * n, 0.9)] * 2 + [(8 * n, 0.81)] * 2]

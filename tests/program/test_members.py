@@ -246,16 +246,3 @@ def test_if_all_workers_with_examples_left_the_others_get_them(worker_slots):
         program.step()
         worker_slots.leave(0)
         assert program.step().batch_sizes == (0, 6, 5, 5)
-
-
-def test_collectives_outside_a_program_leave_out_empty_worker_slots():
-    with comm.DeviceWorld() as world:
-        world.leave(2)
-        assert float(comm.all_reduce(jnp.float32(2), op="sum")) == 6
-        assert float(comm.all_reduce(jnp.float32(2), weight=jnp.float32(3))) == 2
-        assert float(comm.all_reduce(jnp.float32(-2), op="max")) == -2
-        assert int(comm.all_reduce(jnp.int32(2), op="min")) == 2
-        assert np.isnan(np.asarray(comm.all_gather(jnp.float32(1)))).tolist() == [False, False, True, False]
-        assert comm.all_gather(jnp.int32(1)).tolist() == [1, 1, 0, 1]
-        with pytest.raises(ad.AdaptiveError, match="worker slot 2 has no worker"):
-            comm.broadcast(jnp.float32(1), root=2)

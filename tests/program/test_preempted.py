@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,6 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.base import signals
 from tests.program.problems import build, descend, make_data
-from tests.speed import limit
 
 COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py", "adaptive/program/runs.py")
 
@@ -139,17 +136,3 @@ def test_step_by_step():
         with pytest.raises(ad.Preempted) as caught:
             program.step()
         assert (program.steps, caught.value.code) == (1, 143)
-
-
-@pytest.mark.long
-def test_a_script_ends_with_143():
-    code = (
-        "import os, signal, adaptive as ad, collectives as comm, jax.numpy as jnp\n"
-        "def driver(state, batch): return state + comm.all_reduce(batch['x'].mean()), {}\n"
-        "with comm.world():\n"
-        "    program = ad.Program(driver, jnp.zeros(()), {'x': jnp.arange(8.0)}, global_batch=4)\n"
-        "    for report in program.run(): report.step == 3 and os.kill(os.getpid(), signal.SIGUSR1)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(100))
-    assert done.returncode == 143, done
-    assert "ends after step 3" in done.stderr, done

@@ -86,25 +86,6 @@ def test_on_another_number_of_slots_the_batch_is_clipped_to_these(worker_slots, 
         assert program.checkpoint()["global_batch"] == 30
 
 
-def test_a_batch_clipped_by_a_shard():
-    def shards(*lengths):
-        return ad.Shards([{"x": np.zeros(n, np.float32)} for n in lengths])
-
-    def make(world):
-        return ad.Program(driver, jnp.zeros(()), shards(40, 40, 4), global_batch=24, shares=(1, 1, 0), world=world)
-
-    world = LocalWorld(3)
-    with make(world) as program:
-        program.step()
-        world.leave(0)
-        world.leave(1)
-        assert program.step().batch_sizes == (0, 0, 4)
-        kept = program.checkpoint()
-    with make(LocalWorld(3)) as program:
-        program.restore(kept)
-        assert sum(program.step().batch_sizes) == 24
-
-
 def test_an_invalid_global_batch_is_refused():
     with build(LocalWorld(3)) as program:
         for wrong in (-3, 2.5, "thirty"):

@@ -202,16 +202,6 @@ def test_a_driver_for_batches_of_some_sizes(of):
     too_small(raised(driver, 16, ad.DriverError, further=[1]), 1)
 
 
-def test_a_hint_is_given_by_a_program():
-    def driver(w, batch):
-        return step(w, batch, hardest)
-
-    data = {"x": np.zeros((32, FEATURES), np.float32), "y": np.zeros(32, np.float32)}
-    with pytest.raises(ad.DriverError) as caught:
-        ad.Program(driver, W, data, global_batch=16, microbatch=3, world=comm.SoloWorld())
-    too_small(str(caught.value), 3)
-
-
 def test_the_line_of_an_error_is_the_innermost_one_of_the_users():
     def inner():
         jnp.zeros(3).reshape(2)
