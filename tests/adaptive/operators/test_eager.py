@@ -77,32 +77,6 @@ def test_pdb_stops_in_a_driver_and_sees_numbers():
     assert float(new) == 4.0
 
 
-@pytest.mark.parametrize(
-    ("collective", "result"),
-    [
-        (comm.all_reduce, [1.0, 2.0]),
-        (lambda x: comm.all_reduce(x, op="sum"), [1.0, 2.0]),
-        (lambda x: comm.all_reduce(x, op="max"), [1.0, 2.0]),
-        (lambda x: comm.all_reduce(x, weight=3.0), [1.0, 2.0]),
-        (comm.broadcast, [1.0, 2.0]),
-        (comm.all_gather, [[1.0, 2.0]]),
-    ],
-)
-def test_with_no_world_a_value_is_its_own_mean_sum_and_broadcast(collective, result):
-    assert collective(jnp.array([1.0, 2.0])).tolist() == result
-
-
-def test_in_a_device_world_each_worker_holds_the_values_of_the_process():
-    with comm.DeviceWorld(jax.local_devices()[:3]):
-        x = jnp.array([1.0, 2.0])
-        assert comm.all_reduce(x, op="sum").tolist() == [3.0, 6.0]
-        assert comm.all_reduce(x, op="min").tolist() == [1.0, 2.0]
-        assert comm.all_reduce(x, weight=2.0).tolist() == [1.0, 2.0]
-        assert comm.all_gather(x).shape == (3, 2)
-        with pytest.raises(ad.CollectiveError, match="the number of examples is known only in a program"):
-            comm.all_reduce(x)
-
-
 @pytest.mark.parametrize("world", [None, lambda: comm.DeviceWorld(jax.local_devices()[:2])])
 def test_a_mean_of_nothing_is_an_error(world):
     def call():
