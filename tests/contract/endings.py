@@ -119,6 +119,7 @@ def one_is_preempted() -> None:
             print("rank 1 has left", flush=True)
             raise SystemExit(0)
         assert (report.members, report.global_batch) == ((0,), 12)
+        assert any("upon a termination signal: worker 1 (SIGTERM" in note for note in report.notes), report.notes
         check_counted(program.state, [12] * program.steps)
 
 
