@@ -123,7 +123,9 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
     if first is not None and first.ended and first.heard:
         return f"{lost}; the others ended by an error." if lost else ""
     if first is not None and first.ended:
-        return f"{first} {first.how}."
+        # Others that ended well before their first world may be why the making of a world has failed.
+        early = (p for p in counted[: counted.index(first)] if p.ended == 0 and not (p.worked or first.worked))
+        return f"{first} {first.how}." + "".join(f" Before that, {p} {p.how} {p.where}." for p in early)
     if first is not None:
         return f"{first} {first.how} {first.where}, and the others cannot continue without it."
     for process in processes:

@@ -514,7 +514,8 @@ def test_the_reason_that_still_holds_is_named(play):
         await ranks.mpirun.terminated.wait()
         return -15
 
-    said = "adaptive run: rank 0 (pid 10 on h) ended with exit code 3.\n"
+    cause = "rank 1 (pid 11 on h) ended with exit code 0 before its first world."
+    said = f"adaptive run: rank 0 (pid 10 on h) ended with exit code 3. Before that, {cause}\n"
     assert play(scene) == ((3, None, None), said)
 
 

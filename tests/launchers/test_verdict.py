@@ -83,6 +83,10 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([process(0, ended=0), *(process(n, worlds=1, worked=True, killed=9) for n in (1, 2))], ""),
         ([process(n, ended=0, left=True) for n in range(3)], ""),
         ([alive(0), process(1, ended=3)], "rank 1 (pid 1 on here) ended with exit code 3."),
+        (  # the making of a world has failed
+            [process(2, ended=0), process(1, ended=1), alive(0)],
+            "rank 1 (pid 1 on here) ended with exit code 1. Before that, rank 2 (pid 1 on here) ended with",
+        ),
         ([alive(0), process(1, ended=3, left=True)], None),
         ([alive(0), process(1, ended=1, heard=True), alive(2)], ""),
         ([alive(0), process(0, spawned=True, ended=3), process(0, spawned=True, killed=9)], None),
