@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.observe.ledger import is_usual, ledger_of, mean_seconds
-from adaptive.observe.reader import Record, read
+from adaptive.observe.reader import read
 
 _NOISE = ("scale", "lower", "upper")  # a value with parts of these names is a noise scale
 
@@ -26,7 +26,8 @@ class Columns:
     """One recorded run of T steps and n worker slots; each step has one row, as it was taken last.
 
     Args:
-      executed: the columns of all executed steps, with those that a restore discarded.
+      path: the file that `Program.run(record=…)` writes.
+      run: index of the run, if the file holds several; by default the last.
 
     Attributes:
       record: the columns by name.
@@ -47,9 +48,14 @@ class Columns:
       logged: what `program.log` wrote, by name; NaN in most rows; shape=(T,).
       hyperparameters: by name; shape=(T,), objects for lists.
       requests: all requests, in order.
+
+    Raises:
+      RecordError: the file is not a record, or has no such run, or the run has no steps.
+      OSError: the file cannot be read.
     """
 
-    def __init__(self, executed: Record):
+    def __init__(self, path: str | Path, run: int = -1):
+        executed = read(path, run, discarded=True)
         self.ledger = ledger_of(executed)
         self.record = record = executed.where(~executed["discarded"])
         self.by_step = mean_seconds(record)
@@ -76,16 +82,6 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.step)
-
-
-def read_columns(path: str | Path, run: int = -1) -> Columns:
-    """Read one run of a record.
-
-    Raises:
-      RecordError: the file is not a record, or has no such run, or the run has no steps.
-      OSError: the file cannot be read.
-    """
-    return Columns(read(path, run, discarded=True))
 
 
 def _short(name: str) -> str:

@@ -10,9 +10,9 @@ from adaptive.base.errors import RecordError
 from adaptive.observe.ledger import CAUSES, Ledger
 from adaptive.observe.scalars import counted
 
-from .columns import read_columns
+from .columns import Columns
 from .formatting import duration, percent
-from .render import Missing, render
+from .render import render
 from .summary import compare
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -39,9 +39,9 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
     With OTHER, print what differs between the two runs, and write no page.
     """
     try:
-        columns = read_columns(record, run)
+        columns = Columns(record, run)
         if other is not None:
-            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, read_columns(other, run)))]))
+            click.echo(_in_lines([("", str(record), str(other)), *compare((columns, Columns(other, run)))]))
         elif only_goodput:
             click.echo(f"{record.name}: {in_words(columns.ledger)}\n\n{as_table(columns.ledger)}")
         else:
@@ -50,7 +50,9 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
                 raise RecordError(f"{output}: the page would overwrite the record. Choose another file:  -o run.html")
             output.write_text(page, encoding="utf-8")
             click.echo(f"{output}: {counted(len(columns), 'step')}, {len(page.encode()) / 1e6:.1f} MB")
-    except (RecordError, Missing, OSError) as error:
+    except ImportError as error:
+        raise Refused("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
+    except (RecordError, OSError) as error:
         raise Refused(str(error)) from error
 
 

@@ -21,10 +21,6 @@ _LISTED = 200  # changes; more are in the record
 _METRICS = 3  # in the headline
 
 
-class Missing(RuntimeError):
-    """A library that the report needs is not installed."""
-
-
 def render(run: Columns, name: str) -> str:
     """Return the report of a run.
 
@@ -33,14 +29,11 @@ def render(run: Columns, name: str) -> str:
       name: the file name of its record.
 
     Raises:
-      Missing: jinja2 or bokeh is not installed.
+      ImportError: jinja2 or bokeh is not installed.
     """
-    try:
-        from jinja2 import Environment
+    from jinja2 import Environment
 
-        drawn = charts(run)
-    except ImportError as error:
-        raise Missing("the report needs bokeh and jinja2:  pip install 'adaptive-dataflow[plot]'") from error
+    drawn = charts(run)
     page = files("adaptive.html_report")
     environment = Environment(autoescape=True)
     environment.filters |= {"duration": duration, "percent": percent}

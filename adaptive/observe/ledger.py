@@ -11,12 +11,11 @@ exceeds the median of the other steps, part by part, counts for that reason.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from .reader import Record, read
+from .reader import Record
 
 CAUSES = {
     "computing": "kernels and segments of steps that count",
@@ -79,20 +78,6 @@ class Ledger(NamedTuple):
         return sorted(self.seconds.items(), key=lambda item: (item[0] not in PRODUCTIVE, -item[1]))
 
 
-def read_ledger(path: str | Path, run: int = -1) -> Ledger:
-    """Read the ledger of one run of a record.
-
-    Args:
-      path: the file that `Program.run(record=…)` writes.
-      run: index of the run, if the file holds several; by default the last.
-
-    Raises:
-      RecordError: the file is not a record, or has no such run; or the run has no steps.
-      OSError: the file cannot be read.
-    """
-    return ledger_of(read(path, run, discarded=True))
-
-
 def is_usual(steps: Record) -> np.ndarray:
     """Return whether a step has none of the events that make steps longer: a process that starts, a restore, a worker
     that joins or is lost, values that are not finite; shape=(T,).
@@ -118,7 +103,7 @@ def mean_seconds(steps: Record) -> dict[str, np.ndarray]:
 
 
 def ledger_of(steps: Record) -> Ledger:
-    """Return the ledger of all executed steps of a run, with those that a restore discarded."""
+    """Return the ledger of all executed steps of a run: `read(path, discarded=True)`."""
     causes = [_NAMES.get(name, name) for name in steps.header["breakdown"]]
     parts = np.stack([*mean_seconds(steps).values()], 1)
     between = {name: np.nan_to_num(column) for name, column in steps.items() if name.startswith("between/")}

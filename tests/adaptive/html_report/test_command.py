@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from adaptive.html_report.columns import read_columns
+from adaptive.html_report.columns import Columns
 from adaptive.html_report.command import report
 from adaptive.html_report.formatting import duration, number, percent, workers
 
@@ -128,7 +128,7 @@ def test_workers_that_join_or_leave_have_gaps_and_noise_scales_of_layers_share_a
     assert "workers 8 from 7 to 8" in text.text
     assert text.charts == ["seconds", "waits", "batch", "sizes"]
     assert "layers.a layers.b" in text.text
-    assert [*read_columns(run).noise] == ["layers.a", "layers.b"]
+    assert [*Columns(run).noise] == ["layers.a", "layers.b"]
 
 
 def test_goodput_prints_the_causes_of_the_page(run):
@@ -187,7 +187,7 @@ def test_one_of_several_runs(run):
     record(run, uneven(5, 2, 0.1))
     run.write_text(run.read_text().replace('"run_id":"a"', '"run_id":"b"').replace('"run_id": "a"', '"run_id": "b"'))
     record(run, uneven(7, 2, 0.1))
-    assert len(read_columns(run)) == 7
+    assert len(Columns(run)) == 7
     assert " 5 steps" in CliRunner().invoke(report, [str(run), "--run", "0", "--goodput"]).output
 
 

@@ -9,7 +9,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.html_report.columns import read_columns
+from adaptive.html_report.columns import Columns
 from adaptive.html_report.events import hook_summary, run_events
 from adaptive.observe.scalars import request_in_words
 from adaptive.runtime.local_world import LocalWorld
@@ -24,7 +24,7 @@ RESCALE = {"script": "program.rescale", "step": 20, "global_batch": 64}
 @pytest.fixture
 def listed(tmp_path):
     def listed(busy=BUSY, **options):
-        run = read_columns(record(tmp_path / "run.jsonl", busy, **options))
+        run = Columns(record(tmp_path / "run.jsonl", busy, **options))
         return [(int(run.step[event.row]), event.text, event.why) for event in run_events(run)], hook_summary(run)
 
     return listed
@@ -168,7 +168,7 @@ def test_causes_in_the_record_of_a_program(tmp_path):
                 program.rescale(global_batch=24)
             elif report.step == 10:
                 program.rescale(workers=2)
-    run = read_columns(path)
+    run = Columns(path)
     events = run_events(run)
     assert events[-2].why  # the program's note on workers that leave
     assert [(int(run.step[event.row]), event.kind, event.by and event.why) for event in events] == [

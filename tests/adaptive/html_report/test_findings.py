@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from adaptive.html_report.columns import mean_in, read_columns, windows
+from adaptive.html_report.columns import Columns, mean_in, windows
 from adaptive.html_report.findings import findings, slow_phases
 
 from .made_up import record, uneven
@@ -19,7 +19,7 @@ def read(tmp_path):
 
     def read(busy, **options):
         path = record(tmp_path / "run.jsonl", busy, **options)
-        return read_columns(path)
+        return Columns(path)
 
     return read
 

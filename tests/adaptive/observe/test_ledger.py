@@ -11,7 +11,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.observe.ledger import CAUSES, read_ledger
+from adaptive.observe.ledger import CAUSES, ledger_of
 from adaptive.observe.record import JSONL
 
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
@@ -75,7 +75,7 @@ def test_each_second_of_a_run_with_kills_has_the_cause_it_was_made_of(tmp_path):
     run.add(computing=0.1, script=0.5, line={"origin": origin, **restored})
     for _ in range(20):
         run.add(computing=0.1, exchanging=0.05)
-    ledger = read_ledger(run.path)
+    ledger = ledger_of(ad.log.read(run.path, discarded=True))
     seconds = ledger.seconds
     assert ledger.wall == pytest.approx(run.now - T0)
     assert sum(seconds.values()) == pytest.approx(run.now - T0)
@@ -108,7 +108,7 @@ def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
     run.add(computing=0.2, line={"skipped": True})
     run.now += 3  # nobody knows of it
     run.add(computing=0.1, exchanging=0.05)
-    seconds = read_ledger(run.path).seconds
+    seconds = ledger_of(ad.log.read(run.path, discarded=True)).seconds
     assert seconds["repairs"] == pytest.approx(0.9)
     assert seconds["joins"] == pytest.approx(0.3)
     assert seconds["skipped steps"] == pytest.approx(0.2)
@@ -129,7 +129,7 @@ def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is
         run.add(computing=1, line={"origin": origin, **restored})
         for _ in range(4):
             run.add(computing=1)
-    ledger = read_ledger(run.path)
+    ledger = ledger_of(ad.log.read(run.path, discarded=True))
     seconds = ledger.seconds
     assert ledger.wall == pytest.approx(run.now - T0)
     assert seconds["repeated steps"] == pytest.approx(10)
@@ -145,7 +145,7 @@ def test_clocks_that_differ_make_no_negative_intervals(tmp_path):
     run = Written(tmp_path / "run.jsonl")
     run.add(computing=1)
     run.start(down=-5, start=1, build=1, computing=1)
-    ledger = read_ledger(run.path)
+    ledger = ledger_of(ad.log.read(run.path, discarded=True))
     assert ledger.wall == pytest.approx(1)
     assert min(ledger.seconds[name] for name in ("down", "start", "tracing and compiling")) == 0
 
@@ -157,7 +157,7 @@ def test_all_that_lies_between_steps_has_a_cause(tmp_path):
     run.now += sum(between.values())
     run.add(computing=1, waiting=1, line={"between": between})
     expected = {"script": 8, "evaluating": 2, "checkpoints": 3, "restore": 4, "waiting": 6, "tracing and compiling": 6}
-    ledger = read_ledger(run.path)
+    ledger = ledger_of(ad.log.read(run.path, discarded=True))
     assert ledger.seconds == pytest.approx(dict.fromkeys(CAUSES, 0.0) | expected | {"computing": 2}, abs=1e-5)
     assert ledger.goodput == pytest.approx(2 / 31)
 
@@ -184,7 +184,7 @@ def test_a_run_in_two_parts_is_accounted_for_within_a_hundredth(tmp_path):
         for report in second.run(steps=10, record=record):
             time.sleep(0.01)
             assert report.step > 5
-    ledger = read_ledger(record)
+    ledger = ledger_of(ad.log.read(record, discarded=True))
     seconds = ledger.seconds
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     origin, last = next(line["origin"] for line in lines if "origin" in line), lines[-1]["at"]
