@@ -229,13 +229,18 @@ def test_on_a_terminal_there_is_one_line_that_changes(bench):
     assert "ended after 2 steps" in there.lines[-1]
 
 
-def test_only_rank_0_shows_progress_and_its_successor_continues(bench):
+def test_only_rank_0_shows_progress_and_its_successor_continues(bench, monkeypatch):
+    monkeypatch.setattr(_progress, "PLAIN_SECONDS", 0.05)
     there = bench(rank=1)
     there.line(event(1))
     assert there.lines == []
     there.world.rank = 0
     there.line(event(2, epoch_ended=True))
     assert there.lines[-1].startswith("epoch 0.2/3  step 2")
+    deadline = Deadline(30)
+    while len(there.lines) < 2:  # also between its steps
+        assert deadline.left()
+        time.sleep(0.01)
 
 
 def test_a_run_shows_it_until_its_end(capsys):
