@@ -3,12 +3,24 @@
     PJRT_NPROC=1 JAX_NUM_CPU_DEVICES=4 mpirun --oversubscribe -n 2 python -m mpi4py benchmarks/sharded_worker.py
 
 By hand: a jitted gradient whose leaves have their parameters' shardings, an Allreduce of each device's part of each
-leaf, and a jitted, donated update. Both take their batches from the same arrays, and blocks of steps alternate.
+leaf, and a jitted, donated update.
+
+Beside it, the same model and global batch in one process on the same cores. `one jit`: plain JAX, one program over the
+devices of all workers. `DeviceWorld`: as many workers of this library, each with the whole state on one device, so that
+a step is one program too.
+
+All take their batches from the same arrays. Blocks of steps alternate, and what does not run sleeps meanwhile.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _measure import alternate, command_line, pin, readable, report, summary
+from _sharded_model import SPECS, TX, WAYS, driver, examples_and_weights, loss_fn, work
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from mpi4py import MPI
@@ -24,23 +37,8 @@ import adaptive as ad
 import collectives as comm
 
 RANKS = MPI.COMM_WORLD
-TX = optax.adam(1e-3)
-SPECS = (P("fsdp", "tp"), P("tp", "fsdp"), P("fsdp", "tp"), P("tp", "fsdp"))
+CORES = sorted(os.sched_getaffinity(0))
 MODELS = {"width 256": (256, 64), "width 768": (768, 64), "width 768, large batches": (768, 512)}  # and local batch
-
-
-def loss_fn(params: list[jax.Array], x: jax.Array) -> jax.Array:
-    y = x
-    for w in params:
-        y = jnp.tanh(y @ w)
-    return jnp.square(y - x).mean()
-
-
-def driver(state: Any, x: jax.Array) -> Any:
-    params, opt = state
-    loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(params, x))
-    updates, opt = TX.update(grads, opt, params)
-    return (optax.apply_updates(params, updates), opt), {"loss": loss}
 
 
 class ByHand:
@@ -83,36 +81,87 @@ class ByHand:
         return self._state, total
 
 
+def asleep_until_all() -> None:
+    """Return when all ranks have called this. MPI's own barrier would keep a core busy."""
+    request = RANKS.Ibarrier()
+    while not request.Test():
+        time.sleep(2e-4)
+
+
+@contextmanager
+def in_one_process(width: int, batch: int) -> Iterator[dict[str, Callable[[int], None]]]:
+    """Start a process that takes steps on all cores, and yield functions that have it take some, by name. All ranks
+    call them, and sleep meanwhile.
+    """
+    process = None
+    if RANKS.rank == 0:
+        launched = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PJRT_NPROC")
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("_sharded_model.py")), *map(str, (width, batch, RANKS.size))],
+            env={**plain, "JAX_NUM_CPU_DEVICES": str(4 * RANKS.size)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, CORES),
+        )
+
+    def answered() -> None:
+        if process is not None:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise OSError("the process with one program over all devices has ended")
+        asleep_until_all()
+
+    def asked(way: str, count: int) -> None:
+        asleep_until_all()
+        if process is not None:
+            print(f"{way} {count}", file=process.stdin, flush=True)
+        answered()
+
+    try:
+        answered()
+        yield {way: lambda count, way=way: asked(way, count) for way in WAYS}
+    finally:
+        if process is not None:
+            process.communicate()
+
+
 def main() -> None:
     arguments = command_line(__doc__)
     arguments.add_argument("--rounds", type=int, default=15)
     arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
+    arguments.add_argument("--only", default="", help="models whose names contain this")
     args = arguments.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
-    pin(cores[RANKS.rank % len(cores)])
+    pin(CORES[RANKS.rank % len(CORES)])
     mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.local_devices(), axis_types=(AxisType.Auto,) * 2)
     rows = []
-    with comm.world(mesh=mesh) as world:
+    with comm.world(mesh=mesh):
         for name, (width, local) in MODELS.items():
-            rng = np.random.default_rng(0)
-            data = rng.normal(size=(2048, width)).astype(np.float32)
-            weights = [rng.normal(0, width**-0.5, (width, width)).astype(np.float32) for _ in SPECS]
+            if args.only not in name:
+                continue
+            batch = local * RANKS.size
+            data, weights = examples_and_weights(width)
             params = [jax.device_put(w, NamedSharding(mesh, s)) for w, s in zip(weights, SPECS, strict=True)]
-            program = ad.Program(
-                driver, (params, TX.init(params)), data, global_batch=local * RANKS.size, resizable=False, world=world
-            )
+            program = ad.Program(driver, (params, TX.init(params)), data, global_batch=batch, resizable=False)
             by_hand = ByHand(mesh, params, data, local)
-            calls = {
-                "by hand": lambda by_hand=by_hand: by_hand.steps(args.block),
-                "ours": lambda program=program: list(program.run(steps=args.block))[-1].metrics["loss"],
-            }
-            seconds = alternate(calls, args.rounds, warmup=2)
+            with in_one_process(width, batch) as ways:
+                calls: dict[str, Callable[[], Any]] = {
+                    "by hand": lambda by_hand=by_hand: by_hand.steps(args.block),
+                    "ours": lambda program=program: list(program.run(steps=args.block))[-1].metrics["loss"],
+                    **{way: lambda steps=steps: steps(args.block) for way, steps in ways.items()},
+                }
+                seconds = alternate(calls, args.rounds, warmup=2)
             for row in summary({way: s / args.block for way, s in seconds.items()}):
                 more = float(np.median(seconds[row.name] - seconds["by hand"])) / args.block
-                rows.append({"model": name, "local batch": local, **row.cells(), "over by hand": readable(more)})
+                cells = {"model": name, "local batch": local, **work(width, local), **row.cells()}
+                rows.append({**cells, "over by hand": readable(more)})
             program.close()
     if RANKS.rank == 0:
-        notes = [f"{RANKS.size} ranks of 2 x 2 CPU devices, one core each; {args.rounds} rounds of {args.block} steps."]
+        notes = [
+            f"{RANKS.size} ranks of 2 x 2 CPU devices, one core each, and one process on {len(CORES)} cores; "
+            f"{args.rounds} rounds of {args.block} steps. FLOPs of a worker's step, for each byte of its gradient."
+        ]
         path = "sharded_worker.md" if args.write else None
         report("A step of workers that are meshes", rows, path, notes)
 

@@ -18,7 +18,8 @@ class LocalMesh:
 
     Args:
       mesh: a mesh of this process's devices, with axes of type `Auto`.
-      batch_axes: the axes over which the examples of a batch are split; by default the first one.
+      batch_axes: the axes over which the examples of a batch are split; by default the first one. With `()` each device
+        gets all examples.
 
     Attributes:
       granule: the number of which sizes of batches must be multiples: the number of parts of a split batch.
@@ -85,7 +86,8 @@ class LocalMesh:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        batches = "" if self.batch_axes == self.mesh.axis_names[:1] else f", batches over {', '.join(self.batch_axes)}"
+        over = f"batches over {', '.join(self.batch_axes)}" if self.batch_axes else "whole batches on each"
+        batches = "" if self.batch_axes == self.mesh.axis_names[:1] else f", {over}"
         return f"a mesh of {self.mesh.size} devices ({axes}{batches})"
 
 
@@ -111,7 +113,7 @@ def _check(mesh: Any) -> None:
 def _axes_of(mesh: Mesh, axes: str | Sequence[str] | None) -> tuple[str, ...]:
     chosen = mesh.axis_names[:1] if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
     unknown = [axis for axis in chosen if axis not in mesh.axis_names]
-    if unknown or not chosen:
+    if unknown:
         raise CollectiveError(
             f"batch_axes={axes!r}: the mesh has the axes {', '.join(map(repr, mesh.axis_names))}. Name those over "
             "which a batch is split, such as  batch_axes='fsdp'"

@@ -1,7 +1,7 @@
 """The class `World`: what the runtime needs of the machines. `collectives` implements it.
 
 A *process* runs this Python program; a *worker* computes one local batch. A process has one worker for each of its
-local devices, so there may be more workers than processes.
+local devices, so there may be more workers than processes; or one worker that computes on a mesh of them.
 
 A world has `capacity` *worker slots*, numbered 0 … capacity-1 in rank order; a process holds the contiguous range
 `workers`. Programs are compiled for the capacity, which is fixed. `members` are the occupied slots, and `size` is their

@@ -204,7 +204,7 @@ class Bench:
     def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
         trial = self._trial
-        trial.workers.replace(*trial.workers.placed(start.states, start.op_states))
+        trial.workers.replace(start.states, start.op_states)
         sizes = [sum(microbatches) for microbatches in split]
         trial.compile_microbatches(split)  # compiles only what is missing
         starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]

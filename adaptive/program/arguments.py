@@ -17,7 +17,8 @@ import numpy as np
 
 from adaptive.base.arrays import NotAnArrayError, check_not_sharded, on_host
 from adaptive.base.current import current_world, why_not_alone
-from adaptive.base.errors import DriverError
+from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.base.local_mesh import LocalMesh
 from adaptive.base.numbers import whole
 from adaptive.base.source_lines import at, current_line
 from adaptive.base.split import positive
@@ -186,22 +187,22 @@ class StateForm:
     local: frozenset[int]
 
     @staticmethod
-    def of(state: Any, local: Callable[[Any], Any] | None, *, on_mesh: bool) -> tuple[StateForm, list[Any]]:
+    def of(state: Any, local: Callable[[Any], Any] | None, mesh: LocalMesh | None) -> tuple[StateForm, list[Any]]:
         """Check the initial state; return its form and its leaves as numpy or JAX arrays, without a copy
         where possible.
 
         Args:
           state: the program's argument.
           local: picks the leaves that may differ between workers; `None` picks none.
-          on_mesh: whether a worker computes on a mesh, over which leaves may be sharded.
+          mesh: the mesh on which a worker computes, over which leaves may be sharded; `None` for a device.
 
         Raises:
-          DriverError: a leaf is not an array of numbers, or is sharded, but not `on_mesh`; or `local` does not return
+          DriverError: a leaf is not an array of numbers, or is sharded, but not over `mesh`; or `local` does not return
             parts of the state.
         """
         leaves, tree = jax.tree.flatten(state)
         names = leaf_names(state, "state")
-        arrays = [_as_array(a, name, state, on_mesh=on_mesh) for a, name in zip(leaves, names, strict=True)]
+        arrays = [_as_array(a, name, state, mesh) for a, name in zip(leaves, names, strict=True)]
         shapes = [
             jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=_is_weak(leaf))
             for array, leaf in zip(arrays, leaves, strict=True)
@@ -249,12 +250,13 @@ def _is_weak(leaf: Any) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
 
 
-def _as_array(leaf: Any, name: str, state: Any, *, on_mesh: bool) -> Any:
-    if on_mesh and isinstance(leaf, jax.Array):
-        return leaf  # `runtime/placement.py` checks over which mesh it is sharded
+def _as_array(leaf: Any, name: str, state: Any, mesh: LocalMesh | None) -> Any:
     try:
-        check_not_sharded(leaf)
-    except NotAnArrayError as error:
+        if mesh is None:
+            check_not_sharded(leaf)
+        elif mesh.of_leaf(leaf) is not None:
+            return leaf
+    except (NotAnArrayError, CollectiveError) as error:
         raise DriverError(f"{name} {error}") from error
     if isinstance(leaf, jax.Array):
         return leaf if leaf.is_fully_addressable else leaf.addressable_data(0)  # the whole array is on each device

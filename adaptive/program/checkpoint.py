@@ -84,7 +84,13 @@ def _of_all_workers(p: ProgramParts) -> dict[int, np.ndarray]:
 
 def host_copy(leaf: Any) -> np.ndarray:
     """Return a copy of a leaf in the host's memory; of a key, its numbers."""
-    return np.array(numbers_of(leaf))
+    if not isinstance(leaf, jax.Array) or is_key(leaf) or leaf.is_fully_replicated:
+        return np.array(numbers_of(leaf))
+    whole = np.empty(leaf.shape, leaf.dtype)  # `np.asarray` would leave another copy with the leaf
+    for shard in leaf.addressable_shards:
+        if shard.replica_id == 0:
+            whole[shard.index] = np.asarray(shard.data)
+    return whole
 
 
 def hooks_to_keep(hooks: Hooks) -> dict[str, Any]:

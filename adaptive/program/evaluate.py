@@ -46,7 +46,7 @@ def evaluate(
     """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics. Communicates once.
 
     Args:
-      states: the user's state on the device of each worker of this process.
+      states: the user's state, where each worker of this process computes.
       data: as for `Program`.
       batch: examples in one batch; the last one may be smaller.
       about: the evaluation, for errors.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,20 +18,22 @@ from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout
-from adaptive.runtime.step_plan import bytes_per_execution
+from adaptive.runtime.step_plan import bytes_on_device, bytes_per_execution
 
 
 def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream, world: World) -> str:
     """Return a description of a program's plan, input, kernels and memory, one line each."""
     shards = data.lengths if isinstance(data, Shards) else ()
     bound = engine.kernels.memory
+    whose = "a worker" if world.local_mesh is None else "each device of a worker"
+    whose = "a worker" if world.local_mesh is None else "each device of a worker"
     return "\n".join(
         [
             explain_plan(engine.plan, engine.layouts, sizes.current, shards, sizes.resizable),
             *_unused_devices(world),
             *(f"input    {line}" for line in stream.in_words()),
             *([] if bound is None else [f"kernels  {bound.in_words}"]),
-            *in_words(memory_needed(engine, data, sizes.current)),
+            *in_words(memory_needed(engine, data, sizes.current), whose),
         ]
     )
 
@@ -181,7 +184,7 @@ class Needed(NamedTuple):
 
 
 def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> list[Needed]:
-    """Return the memory that a worker of this process needs in a step, by purpose. Local.
+    """Return the memory that a worker of this process needs in a step, by purpose; on a mesh, that of one device. Local.
 
     Does not include the interpreter, libraries, compiled code, and memory that the C library keeps for reuse.
 
@@ -193,10 +196,14 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     state = engine.states[one]
     local = [state[i] for i in plan.local_state]
     op_states = [a for values in engine.op_states[one] for a in values]
-    sent, largest = bytes_per_execution(plan, engine.layouts), max(batch_sizes[worker] for worker in world.workers)
+    place, mesh = engine.context.placements[one], world.local_mesh
+    sent = bytes_per_execution(plan, engine.layouts, place)
+    largest = max(batch_sizes[worker] for worker in world.workers)
+    rows = largest if mesh is None or largest % mesh.granule else largest // mesh.granule
     kernels = engine.kernels
     several = kernels.splittable and (kernels.resizable or not all(map(kernels.is_one_microbatch, batch_sizes)))
-    arrives = [layout for layout, m in zip(engine.layouts, plan.messages, strict=True) if m.travels]
+    arrives = [n for n, message in enumerate(plan.messages) if message.travels]
+    arriving = sum(bytes_on_device(place, number, engine.layouts[number]) for number in arrives)
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
     temporaries = list(_temporaries(engine))
@@ -211,30 +218,31 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
             "gradients and other values that a microbatch sends"
             + "; twice, as a batch may run as several microbatches" * several,
         ),
-        Needed("receive buffers", 0 if alone else _bytes_of(arrives), "for reduced messages"),
+        Needed("receive buffers", 0 if alone else arriving, "for reduced messages"),
         Needed(
             "temporaries",
             max(temporaries, default=0),
             "of the largest compiled kernel" if temporaries else "not known before the first step",
         ),
-        Needed("batches", _BATCHES * largest * row, f"{_BATCHES} of {largest} examples: one is fetched ahead"),
+        Needed("batches", _BATCHES * rows * row, f"{_BATCHES} of {rows} examples: one is fetched ahead"),
     ]
     if data.in_memory:
         found.append(Needed("data set", len(data) * row, "in memory, for all workers of the process"))
     return [needed for needed in found if needed.nbytes or needed.what in ("state", "temporaries")]
 
 
-def in_words(needed: Sequence[Needed]) -> list[str]:
+def in_words(needed: Sequence[Needed], whose: str) -> list[str]:
     """Return the lines for `explain()`: the total, and its parts, in MiB."""
     total = sum(n.nbytes for n in needed)
     return [
-        f"memory   {total / _MIB:,.1f} MiB for a worker in a step, without the interpreter and compiled code",
+        f"memory   {total / _MIB:,.1f} MiB for {whose} in a step, without the interpreter and compiled code",
         *(f"    {n.what:<18} {n.nbytes / _MIB:>10,.1f} MiB   {n.details}" for n in needed),
     ]
 
 
-def _bytes_of(arrays: Iterable[jax.Array | Layout]) -> int:
-    return sum(a.nbytes for a in arrays)
+def _bytes_of(arrays: Iterable[jax.Array]) -> int:
+    """Return the bytes of arrays on one of their devices."""
+    return sum(a.nbytes // max(a.size, 1) * math.prod(a.sharding.shard_shape(a.shape)) for a in arrays)
 
 
 def _constants(engine: Engine) -> Iterable[Any]:

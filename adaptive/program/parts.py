@@ -149,7 +149,7 @@ class ProgramParts:
         options = options.checked()
         roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
         self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
-        self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, on_mesh=world.local_mesh is not None)
+        self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, world.local_mesh)
         on_device = world.devices[0].platform != "cpu"
         self.stream = Stream(self.data, seed=self.seed, workers=world.workers, beside=on_device)
         planner = Planner(
@@ -188,6 +188,7 @@ class ProgramParts:
             activity=self.activity,
             revision=self.revision,
         )
+        self.run.notes += self.engine.context.placements[0].notes
         self._prepare_sizes(options, fixed_by)
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)

@@ -52,9 +52,10 @@ class Program(Generic[State, Metrics]):
       driver: the training step. `state` and `metrics` are pytrees of arrays; `batch` is a pytree like `data`, with any
         number of examples. May be wrapped in `jax.jit`.
       state: the initial state: a pytree of arrays and numbers, equal on all processes; copied to each worker's device.
-        Arrays that are sharded over devices are refused. Python numbers are promoted as under `jax.jit`, unless a step
-        makes arrays of them. Or a function of no arguments that returns the state: then each array is freed as soon as
-        it is copied, unless something else refers to it, so that a large state is never held twice.
+        Where a worker is a mesh, arrays that are sharded over it stay so; other sharded arrays are refused. Python
+        numbers are promoted as under `jax.jit`, unless a step makes arrays of them. Or a function of no arguments that
+        returns the state: then each array is freed as soon as it is copied, unless something else refers to it, so that
+        a large state is never held twice.
       data: the data set: equal on all processes, and unchanged while the program runs. One of
 
         * a pytree of arrays with one leading axis;

@@ -1,7 +1,8 @@
 """Restoring a program from a checkpoint: parse, compare, replace.
 
-*Parse* checks every leaf and number, places the arrays and compiles the kernels. *Compare* exchanges digests of the
-checkpoint with the other processes. Only then is the program changed, by assignments, so a restore never fails halfway.
+*Parse* checks every leaf and number, and compiles the kernels. *Compare* exchanges digests of the checkpoint with the
+other processes. Only then is the program changed, by assignments and by copies to devices, which have room where an old
+leaf was, so a restore does not fail halfway.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from adaptive.control.build_agreement import compare_across_processes, digest_of
 from adaptive.control.hooks import Hooks
 from adaptive.data.stream import Stream
 from adaptive.operators.hyperparameters import checked_hyperparameters
-from adaptive.runtime.worker_state import OpStates, States
 
 from .checkpoint import (
     HALF_OF_RUN_ID,
@@ -120,7 +120,7 @@ def _digests(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 def prepare(
     p: ProgramParts, loop: RunLoop, checkpoint: Any, *, other_workers_ok: bool = False
 ) -> Callable[[Roster], None]:
-    """Check a checkpoint, place its arrays, and compile its kernels. Changes nothing, and does not communicate.
+    """Check a checkpoint, and compile its kernels. Changes nothing, and does not communicate.
 
     If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
     initial states, because they may hold measurements of other workers. Local state is then an error, unless
@@ -172,12 +172,12 @@ def _prepared(
     if not same:
         _seat(arrays, leaves, former, members, here)
     hooks = states_of_hooks(p.hooks, arrays) if same else p.hooks.begun()
-    placed = _placed(p, leaves, arrays)
+    states, op_states = _by_worker(p, leaves, arrays)
     loop.compile_for(batch_sizes)
 
     def go_on(roster: Roster) -> None:
         p.members.restart(members)
-        p.engine.workers.replace(*placed)
+        p.engine.workers.replace(states, op_states)
         p.hooks.restart(hooks)
         p.hyperparameters.restart()
         p.sizes.restart(batch_sizes, shares, members, wanted)
@@ -267,16 +267,16 @@ def _as_leaf(array: np.ndarray, like: Any) -> Any:
     return array if isinstance(like, np.ndarray) else array.item()
 
 
-def _placed(
+def _by_worker(
     p: ProgramParts, leaves: Mapping[Name, ProgramLeaf], arrays: Mapping[Name, np.ndarray]
-) -> tuple[States, OpStates]:
-    """Return state and operator states, where each worker of this process has them now."""
+) -> tuple[list[list[Any]], list[list[list[Any]]]]:
+    """Return state and operator states of each worker of this process, on the host."""
     states, op_states = [], []
     for worker, old, old_op_states in zip(p.world.workers, p.engine.states, p.engine.op_states, strict=True):
         rows = (array[worker] if leaves[name].local else array for name, array in arrays.items())
         states.append([_with_keys(next(rows), like) for like in old])
         op_states.append([[_with_keys(next(rows), like) for like in likes] for likes in old_op_states])
-    return p.engine.workers.placed(states, op_states)
+    return states, op_states
 
 
 def _with_keys(value: np.ndarray, like: jax.Array) -> Any:

@@ -78,7 +78,7 @@ class Engine:
             placements,
             splittable=plan.splittable,
             min_microbatches=self.min_microbatches,
-            microbatch_bytes=bytes_per_execution(plan, steps.layouts),
+            microbatch_bytes=bytes_per_execution(plan, steps.layouts, placements[0]),
             options=kernels,
             name=steps.label,
             revision=revision,

@@ -22,7 +22,7 @@ from jax.extend.core import Var
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from adaptive.base.channel import PartSpec
-from adaptive.base.errors import CollectiveError, DriverError
+from adaptive.base.errors import DriverError
 from adaptive.base.local_mesh import LocalMesh
 from adaptive.base.source_lines import at
 from adaptive.base.world import World
@@ -31,7 +31,7 @@ from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
 
-from .message import Layout
+from .message import LARGE_BYTES, Layout
 from .segment import Address, SegmentFunction
 
 # Operations whose results are sharded as their operands of the same shape are.
@@ -49,7 +49,10 @@ class OnDevice:
     Attributes:
       device: the device.
       target: what `jax.device_put` is given for values of which each device holds a copy.
+      notes: for the first report.
     """
+
+    notes: Sequence[str] = ()
 
     def __init__(self, device: jax.Device):
         self.device, self.target = device, device
@@ -85,26 +88,28 @@ class OnMesh:
       state: leaves of the initial state.
 
     Attributes:
-      device, target: see `OnDevice`; the first device.
+      device, target, notes: see `OnDevice`; the first device.
 
     Raises:
-      DriverError: a leaf is sharded over another mesh, or a message cannot be reduced in parts.
+      DriverError: a message cannot be reduced in parts.
     """
 
     def __init__(self, mesh: LocalMesh, plan: Plan, layouts: Sequence[Layout], state: Sequence[Any]):
         self._mesh = mesh
         self.device, self.target = mesh.device, mesh.whole
+        self.notes: list[str] = []
         self._known: dict[Address, NamedSharding] = {}
         self._by_example: set[Address] = set()
         if plan.graph.pairings:
             raise _not_on_a_mesh(plan.graph.pairings[0].line)
         same = _Classes(plan)
-        given = [_of_leaf(mesh, *each) for each in zip(state, plan.graph.state_names, strict=True)]
+        given = [mesh.of_leaf(leaf) for leaf in state]
         for var, sharding in zip(plan.graph.state_vars, given, strict=True):
             if sharding is not None:
                 same.shard(var, sharding)
         for i, (var, sharding) in enumerate(zip(plan.graph.state_vars, given, strict=True)):
             self._know(("state", i, 0), sharding or same.sharding(var))
+            self._note_copies(("state", i, 0), state[i], plan.graph.state_names[i])
         for k, op_state in enumerate(plan.op_states):
             for leaf, var in enumerate(op_state.values):
                 self._know(("op_state", k, leaf), same.sharding(var))
@@ -118,6 +123,15 @@ class OnMesh:
             for j, sharding in enumerate(_parts(mesh, plan, layout, same)):
                 self._know(("part", number, j), sharding)
                 self._know(("message", number, j), sharding)
+
+    def _note_copies(self, address: Address, leaf: Any, name: str) -> None:
+        """Add a note if each device gets a copy of a large leaf, and the user has not said so."""
+        if address not in self._known and leaf.nbytes >= LARGE_BYTES and self._mesh.mesh.size > 1:
+            self.notes.append(
+                f"{name} ({leaf.nbytes / 1e6:.1f} MB) is not on the mesh: each device holds a copy. To shard it, make "
+                "it with a sharding:  jax.jit(init, out_shardings=shardings)().  To copy it on purpose:  "
+                "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
+            )
 
     def _know(self, address: Address, sharding: NamedSharding | None) -> None:
         if sharding is not None:
@@ -160,14 +174,6 @@ def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Se
     return [OnMesh(world.local_mesh, plan, layouts, state)] * len(world.devices)
 
 
-def _of_leaf(mesh: LocalMesh, leaf: Any, name: str) -> NamedSharding | None:
-    """Return the sharding of a leaf of the initial state; `None` if it is not on the mesh."""
-    try:
-        return mesh.of_leaf(leaf)
-    except CollectiveError as error:
-        raise DriverError(f"{name} {error}") from error
-
-
 def _parts(mesh: LocalMesh, plan: Plan, layout: Layout, same: _Classes) -> list[NamedSharding | None]:
     """Return the shardings of a message's parts; `None` for one of which each device holds a copy."""
     found: list[NamedSharding | None] = [None] * len(layout.parts)
@@ -204,7 +210,8 @@ def _becomes_shards(plan: Plan, result: Var, same: _Classes) -> bool:
 def _not_on_a_mesh(what: str) -> DriverError:
     return DriverError(
         f"{what} is not available where a worker is a mesh: it needs whole values on one device. Exchange gradients or "
-        "parameters by  comm.all_reduce(x)"
+        "parameters by  comm.all_reduce(x),  without wire=, or by a strategy of such means: sync.synchronous, "
+        "sync.model_averaging, sync.local_steps or sync.diloco."
     )
 
 

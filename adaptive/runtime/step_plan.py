@@ -145,7 +145,13 @@ class StepContext:
 Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes
 
 
-def bytes_per_execution(plan: Plan, layouts: Sequence[Layout]) -> int:
-    """Return the bytes of the parts that a microbatch writes, at the level with most of them."""
-    of_messages = [sum(math.prod(p.shape) * p.dtype.itemsize for p in layout.parts) for layout in layouts]
+def bytes_on_device(placement: Placement, number: int, layout: Layout) -> int:
+    """Return the bytes of a message's parts on one device of a worker."""
+    shapes = [placement.sharding(("part", number, j), p.shape).shard_shape(p.shape) for j, p in enumerate(layout.parts)]
+    return sum(math.prod(shape) * p.dtype.itemsize for shape, p in zip(shapes, layout.parts, strict=True))
+
+
+def bytes_per_execution(plan: Plan, layouts: Sequence[Layout], placement: Placement) -> int:
+    """Return the bytes of the parts that a microbatch writes on a device, at the level with most of them."""
+    of_messages = [bytes_on_device(placement, number, layout) for number, layout in enumerate(layouts)]
     return max((sum(of_messages[number] for number in plan.sent_at(level)) for level in plan.microbatches), default=0)

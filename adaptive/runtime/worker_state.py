@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.local_mesh import DeviceParts
@@ -110,33 +110,22 @@ class WorkerState:
         """Return the initial value of leaf `i` of the state, which is local."""
         return self._initial[i]
 
-    def placed(self, states: Sequence[Sequence[Any]], op_states: Sequence[Sequence[Sequence[Any]]]) -> Any:
-        """Return copies of another state and operator states, where each worker computes, for `replace`.
+    def replace(self, states: Sequence[Sequence[Any]], op_states: Sequence[Sequence[Sequence[Any]]]) -> None:
+        """Continue from another state, of the workers in `present`. Copied leaf by leaf, each after the old one is
+        freed, so that a device never holds two states.
 
         Args:
           states, op_states: arrays of this process's workers, on the host or any device.
         """
-        copies = [
-            [self._copied(leaf, ("state", i, 0), worker) for i, leaf in enumerate(state)]
-            for worker, state in enumerate(states)
-        ]
-        of_operators = [
-            [
-                [self._copied(leaf, ("op_state", k, n), worker) for n, leaf in enumerate(leaves)]
-                for k, leaves in enumerate(of_worker)
-            ]
-            for worker, of_worker in enumerate(op_states)
-        ]
-        return copies, of_operators
-
-    def replace(self, states: States, op_states: OpStates) -> None:
-        """Continue from another state, of the workers in `present`."""
         if self.held_by is not None:
             self.held_by.forget()
-        for values, state, of_worker in zip(self.values, states, op_states, strict=True):
-            for place, leaf in zip(self._of_state, state, strict=True):
-                values[place] = leaf
-            self._set_op_states(values, of_worker)
+        self.committed = jax.block_until_ready(self.committed)[:0]
+        for i, (values, state, of_worker) in enumerate(zip(self.values, states, op_states, strict=True)):
+            addressed = [(("state", n, 0), leaf) for n, leaf in enumerate(state)]
+            addressed += [(("op_state", k, n), leaf) for k, op in enumerate(of_worker) for n, leaf in enumerate(op)]
+            for address, leaf in addressed:
+                values[self.places[address]] = None
+                values[self.places[address]] = jax.block_until_ready(self._copied(leaf, address, i))
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.
@@ -154,11 +143,15 @@ class WorkerState:
         """Set a worker's replicated leaves, and its local leaves to their initial values.
 
         Args:
-          replicated: in the order of `_replicated`. Copied, except the worker's own arrays.
+          replicated: in the order of `_replicated`; or functions that return them. Copied, except the worker's own
+            arrays.
         """
         plan, values = self._plan, self.fetch()[local_index]
         for (address, place), value in zip(self._shared.items(), replicated, strict=True):
-            if value is not values[place]:
+            if callable(value):
+                values[place] = None  # first, so that a device never holds two states
+                values[place] = jax.block_until_ready(self._copied(value(), address, local_index))
+            elif value is not values[place]:
                 values[place] = self._copied(value, address, local_index)
         for i in plan.local_state:
             values[self._of_state[i]] = self._copied(self._initial[i], ("state", i, 0), local_index)
@@ -218,11 +211,11 @@ def _parts_of(leaf: jax.Array) -> list[jax.Array]:
 
 
 def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
-    """Return received arrays as a leaf that is like another one."""
+    """Return received arrays as a leaf that is like another one; a function that returns it, if it is sharded."""
     shards = _shards_of(leaf)
     if shards is not None:
         parts = shards.by_device(list(islice(arrays, len(shards.shapes))))
-        return shards.joined(jax.device_put(parts, shards.devices))
+        return lambda: shards.joined(jax.device_put(parts, shards.devices))
     array = next(arrays)
     if is_key(leaf):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
@@ -232,9 +225,25 @@ def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
 def copied(value: Any, to: jax.Device | Sharding) -> jax.Array:
     """Copy an array to new memory on a device, or over a mesh.
 
-    `device_put` may share memory even with `may_alias=False`: of a numpy array, which is copied first, and of an array
-    that several devices hold whole, of which one device's is taken.
+    Over a mesh each device's part is copied by itself: `device_put` shares memory even with `may_alias=False`, between
+    devices and with the array. So it does of a numpy array, which is copied first.
     """
+    if isinstance(to, NamedSharding):
+        return _copied_over(value, to)
     if isinstance(value, jax.Array) and len(value.devices()) > 1 and value.is_fully_replicated:
         value = value.addressable_data(0)
     return jax.device_put(np.array(value) if isinstance(value, np.ndarray) else value, to, may_alias=False)
+
+
+def _copied_over(value: Any, to: NamedSharding) -> jax.Array:
+    if is_key(value):
+        numbers = _copied_over(jax.random.key_data(value), to)
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(value))
+    shape, on = np.shape(value), to.addressable_devices_indices_map(np.shape(value))
+    if isinstance(value, jax.Array) and value.sharding.is_equivalent_to(to, value.ndim):
+        own = {shard.device: shard.data for shard in value.addressable_shards}
+        parts: list[Any] = [own[device] for device in on]
+    else:
+        whole = np.asarray(value.addressable_data(0) if getattr(value, "is_fully_replicated", False) else value)
+        parts = [np.array(whole[index]) for index in on.values()]
+    return jax.make_array_from_single_device_arrays(shape, to, jax.device_put(parts, list(on), may_alias=False))

@@ -51,7 +51,7 @@ def world(
       mesh: this process's devices as a mesh, with axes of type `Auto`. They are then one worker, whose state may be
         sharded over them; gradients are reduced between workers shard by shard. All workers have meshes of one shape.
       batch_axes: the axes of `mesh` over which a worker's examples are split; by default the first one. Sizes of
-        batches are multiples of the number of parts.
+        batches are multiples of the number of parts. `()`: each device gets all of them, for tensor parallelism alone.
       workers: number of workers at the start; the others are in reserve until a hook requests them by
         `rescale(workers=…)`. By default all.
       min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.

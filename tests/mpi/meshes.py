@@ -1,7 +1,7 @@
 """A job of ranks whose workers are meshes of four devices each: `adaptive run -n 2 meshes.py`.
 
 Rank 1 leaves for the reserve, joins again, and is killed. The batches are uneven. In the end the state is that of one
-device that took the same batches.
+device that took the same batches, and no device ever held a whole matrix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from jax.sharding import NamedSharding  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
-from tests.program.test_worker_on_a_mesh import SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
+from tests.device_memory import Watch  # noqa: E402
+from tests.program.test_several_meshes import exchanged_state as state_on  # noqa: E402
+from tests.program.test_several_meshes import exchanging as driver  # noqa: E402
+from tests.program.test_worker_on_a_mesh import HIDDEN, SPECS, make_data, mesh_of  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
 
@@ -41,20 +44,22 @@ def main() -> None:
         assert program.batch_sizes == (32, 16)
         program.warm_up()
         joined, deadline = 0, time.monotonic() + limit(60)
-        for report in program.run(steps=400):
-            if report.step == 4:
-                assert report.members == (0, 1), report
-                program.rescale(workers=1)
-            if report.step == 8:
-                assert report.members == (0,), report
-                program.rescale(workers=2)
-            joined = report.step if report.joined else joined
-            if joined and report.step == joined + 4 and world.workers[0] == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if (joined and report.step == joined + 8) or time.monotonic() > deadline:
-                break
+        with Watch() as watch:
+            for report in program.run(steps=400):
+                if report.step == 4:
+                    assert report.members == (0, 1), report
+                    program.rescale(workers=1)
+                if report.step == 8:
+                    assert report.members == (0,), report
+                    program.rescale(workers=2)
+                joined = report.step if report.joined else joined
+                if joined and report.step == joined + 4 and world.workers[0] == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if (joined and report.step == joined + 8) or time.monotonic() > deadline:
+                    break
         assert joined
         assert report.members == (0,), report
+        assert watch.largest == HIDDEN**2 * 8 // 4, watch.largest  # of a whole matrix no device has more
         specs = {name: leaf.sharding.spec for name, leaf in program.state["params"].items()}
         assert specs == SPECS, specs
         found = jax.device_get(program.state)

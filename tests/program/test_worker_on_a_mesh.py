@@ -295,6 +295,9 @@ def test_a_state_over_another_mesh():
     ("exchange", "name"),
     [
         (partial(comm.all_reduce, op="median"), "all_reduce"),
+        (partial(comm.all_reduce, op=comm.geometric_median()), "all_reduce"),
+        (partial(comm.all_reduce, wire=jnp.bfloat16), "all_reduce"),
+        (partial(comm.all_reduce, wire="4bit"), "all_reduce"),
         (comm.neighbor_mean, "neighbor_mean"),
         (comm.asynchronous_mean, "asynchronous_mean"),
     ],

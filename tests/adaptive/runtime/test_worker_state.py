@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 import adaptive as ad
 import collectives as comm
@@ -12,7 +13,7 @@ from adaptive import operators
 from adaptive.graph import partition
 from adaptive.graph.trace import trace
 from adaptive.runtime.placement import OnDevice
-from adaptive.runtime.worker_state import WorkerState
+from adaptive.runtime.worker_state import WorkerState, copied
 from tests.adaptive.drivers import batch_of
 
 INITIAL = {"key": jax.random.key(7), "own": jnp.arange(3.0), "shared": jnp.zeros((2, 2)), "n": jnp.int32(0)}
@@ -136,3 +137,21 @@ def test_state_that_something_else_holds_is_fetched_before_it_is_read_and_droppe
     assert numbers(workers, 0)["n"] == 42  # of the first look
     workers.replace(workers.states, workers.op_states)
     assert (holder.fetched, holder.dropped) == (4, 1)
+
+
+def test_a_copy_over_a_mesh_shares_no_memory():
+    """A step overwrites it, on each device by itself."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), devices=jax.local_devices(), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    shardings = [jax.sharding.NamedSharding(mesh, spec) for spec in (P(), P("a"), P("b", "a"), P(("a", "b")))]
+    whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    for value in (whole, jnp.asarray(whole), *(jax.device_put(whole, sharding) for sharding in shardings)):
+        for to in shardings:
+            copies = [copied(value, to) for _ in range(2)]
+            given = [value] if isinstance(value, jax.Array) else []
+            places = [s.data.unsafe_buffer_pointer() for copy in copies for s in copy.addressable_shards]
+            assert len(set(places)) == 8
+            assert not set(places) & {s.data.unsafe_buffer_pointer() for x in given for s in x.addressable_shards}
+            assert [copy.sharding for copy in copies] == [to, to]
+            np.testing.assert_array_equal(copies[0], whole)
+    keys = jax.random.split(jax.random.key(1), 4)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (copied(keys, shardings[1]), keys)))

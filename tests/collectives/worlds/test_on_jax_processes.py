@@ -13,7 +13,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.channel import SentMessage
-from adaptive.base.errors import CollectiveError, DisagreementError, WorkerCountError, WorkerError
+from adaptive.base.errors import CollectiveError, DisagreementError, DriverError, WorkerCountError, WorkerError
 from collectives.worlds.transport import transport
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
@@ -77,6 +77,23 @@ def test_devices_of_another_process_are_refused():
     foreign = next(device for device in jax.devices() if device.process_index != jax.process_index())
     with pytest.raises(ValueError, match=r"contains .* which belongs to process .*; this is process"):
         comm.JaxWorld([foreign])
+
+
+def test_a_mesh_over_devices_of_another_process_is_refused():
+    kinds = (jax.sharding.AxisType.Auto,)
+    over_all = jax.make_mesh((len(jax.devices()),), ("fsdp",), devices=jax.devices(), axis_types=kinds)
+    own = jax.make_mesh((4,), ("fsdp",), devices=jax.local_devices(), axis_types=kinds)
+    with pytest.raises(CollectiveError, match=r"mesh= is not available under jax\.distributed"):
+        comm.world(mesh=own)
+    with pytest.raises(CollectiveError, match=r"has devices of other processes(?s:.*)devices=jax.local_devices\(\)"):
+        comm.SoloWorld(mesh=over_all)
+    spread = jax.sharding.NamedSharding(over_all, jax.sharding.PartitionSpec("fsdp"))
+    state = {"w": jax.make_array_from_callback((8,), spread, lambda index: np.zeros(8)[index])}
+    with (
+        comm.SoloWorld(mesh=own) as alone,
+        pytest.raises(DriverError, match=r"state\['w'\] is sharded over devices of another process(?s:.*)device_put"),
+    ):
+        build(descend, state, make_data(), 8, world=alone)
 
 
 @pytest.mark.parametrize("status", [0, 3, 124, 125, 1000])
