@@ -54,6 +54,7 @@ def main() -> None:
                     program.rescale(workers=2)
                 joined = report.step if report.joined else joined
                 if joined and report.step == joined + 4 and world.workers[0] == 1:
+                    assert watch.largest == HIDDEN**2 * 8 // 4, watch.largest
                     os.kill(os.getpid(), signal.SIGKILL)
                 if (joined and report.step == joined + 8) or time.monotonic() > deadline:
                     break
