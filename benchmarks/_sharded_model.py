@@ -1,4 +1,4 @@
-"""The model of `sharded_worker.py`, and its steps in one process: run as a script, it takes them when it is told to.
+"""The model of `sharded_worker.py`, and its steps in one process: run as a script, it takes them on request.
 
     python benchmarks/_sharded_model.py WIDTH GLOBAL_BATCH WORKERS
 
