@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from controllers.policies.noise_batch import noise_batch
-from controllers.policies.noise_workers import noise_workers
+from controllers.policies.noise import noise_batch, noise_workers
 from controllers.policies.schedule import schedule
 from controllers.simulate import Cluster, Hooked, jitter, neighbors, noises, stages, stragglers, together, waves
 from controllers.simulate._scenarios import BATCH, Make, affine_times, cluster_of, named, speeds

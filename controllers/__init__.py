@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from ._scale_adamw import ScaleAdamWState as ScaleAdamWState
     from ._scale_adamw import scale_adamw as scale_adamw
     from .policies.balance import balance as balance
-    from .policies.efficiency import efficiency_cap as efficiency_cap
     from .policies.goodput import goodput_batch as goodput_batch
-    from .policies.goodput_workers import goodput_workers as goodput_workers
+    from .policies.goodput import goodput_workers as goodput_workers
     from .policies.mitigate_slow_workers import mitigate_slow_workers as mitigate_slow_workers
-    from .policies.momentum_of_batch import momentum_of_batch as momentum_of_batch
-    from .policies.noise_batch import noise_batch as noise_batch
-    from .policies.noise_workers import noise_workers as noise_workers
+    from .policies.noise import noise_batch as noise_batch
+    from .policies.noise import noise_workers as noise_workers
     from .policies.schedule import schedule as schedule
 
 __getattr__, __dir__ = on_use(
@@ -41,14 +39,12 @@ __getattr__, __dir__ = on_use(
         "scale_by_batch": "._learning_rate",
         "ScaleAdamWState": "._scale_adamw",
         "scale_adamw": "._scale_adamw",
-        "efficiency_cap": ".policies.efficiency",
         "goodput_batch": ".policies.goodput",
-        "goodput_workers": ".policies.goodput_workers",
-        "momentum_of_batch": ".policies.momentum_of_batch",
+        "goodput_workers": ".policies.goodput",
         "balance": ".policies.balance",
         "mitigate_slow_workers": ".policies.mitigate_slow_workers",
-        "noise_batch": ".policies.noise_batch",
-        "noise_workers": ".policies.noise_workers",
+        "noise_batch": ".policies.noise",
+        "noise_workers": ".policies.noise",
         "schedule": ".policies.schedule",
     },
 )

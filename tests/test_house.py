@@ -62,7 +62,7 @@ THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/folders.py"
 THE_JAX_FILE = "adaptive/base/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
-    "matplotlib": "controllers/simulate/_draw.py",
+    "matplotlib": "controllers/simulate/_tables.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",
     "bokeh": "adaptive/html_report/charts.py",

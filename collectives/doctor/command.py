@@ -22,7 +22,7 @@ from launchers.mpirun import UsageError, clean, find
 
 from .checks import HealthCheck, describe_ranks, findings, hosts, library
 from .facts import facts
-from .measure import exchange, folder, host_pairs
+from .measure import folder, host_pairs
 
 TRIAL_RANKS = 2
 MOST_HOSTS = 32  # that are shown
@@ -122,12 +122,9 @@ def examine_job(path: Path | None, doing: list[str]) -> dict[str, Any]:
         own |= {name: getattr(world, name) for name in ("rank", "processes", "library", "survives")}
         doing.append("gathering what ranks know")
         ranks = [json.loads(text) for text in world.all_gather_bytes(json.dumps(own).encode())]
-        doing.append("measuring latency and bandwidth")
-        comm = world.transport.comm
+        doing.append("measuring the bandwidth between hosts")
         found: dict[str, Any] = {"ranks": ranks}
-        if world.processes > 1:
-            found["exchange"] = exchange(comm)
-            found["pairs"] = host_pairs(comm, [own["host"] for own in ranks])
+        found["pairs"] = host_pairs(world.transport.comm, [own["host"] for own in ranks])
         doing.append("looking at files")
         found["folder"] = {**folder(path or Path.cwd(), world.all_gather_bytes, world.rank), "asked": path is not None}
         doing.append("ending")
@@ -196,9 +193,6 @@ def _facts(versions: dict[str, str], found: dict[str, Any]) -> list[str]:
         by = f", started by {first['launcher']}" if first["launcher"] else ""
         survives = "; continues when a rank dies" if first["survives"] else ""
         rows.append(("MPI", f"{library(first) or 'none'}{by}{survives}"))
-    if times := found.get("exchange"):
-        both = f"8 bytes {times['small'] * 1e6:.3g} µs, of 16 MiB {times['large'] * 1e3:.3g} ms"
-        rows.append(("all ranks", f"Allreduce of {both}"))
     if pairs := found.get("pairs"):
         rates = [pair["bandwidth"] / 1e9 for pair in pairs]
         rows.append(("host ↔ host", f"{min(rates):.3g} to {max(rates):.3g} GB/s, each way at once"))

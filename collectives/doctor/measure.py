@@ -1,4 +1,4 @@
-"""Measurements among the ranks of a job: times of messages, and whether all see the same files.
+"""Measurements among the ranks of a job: bandwidths between hosts, and whether all see the same files.
 
 All ranks call these functions together.
 """
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -19,20 +18,6 @@ import numpy as np
 CHUNK_BYTES = 1 << 20  # many times what a shaper lets through at once
 MOST_PAIRS = 120  # of hosts: all of 16, and of more hosts each with its neighbors
 SEEN_SECONDS = 3.0  # time for a network file system to show a new file
-
-
-def exchange(comm: Any) -> dict[str, float]:
-    """Return the median seconds of an Allreduce of 8 bytes ("small") and of 16 MiB ("large") over all ranks."""
-    found = {}
-    for name, size, times in (("small", 2, 50), ("large", 4 << 20, 5)):
-        sent, received, took = np.ones(size, np.float32), np.empty(size, np.float32), []
-        for _ in range(times):
-            comm.Barrier()
-            start = time.perf_counter()
-            comm.Allreduce(sent, received)
-            took.append(time.perf_counter() - start)
-        found[name] = median(took)
-    return found
 
 
 def host_pairs(comm: Any, hosts: Sequence[str]) -> list[dict[str, Any]]:

@@ -38,9 +38,7 @@ class BalanceState(NamedTuple):
     moved: np.ndarray  # shape=(), bool: whether the present split is one of this policy
 
 
-def balance(
-    *, dead_band: float = 0.02, horizon: int = 100, switch_seconds: float = 0.0, stretch_seconds: float = STRETCH
-) -> Policy:
+def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Policy:
     """Split the global batch so that the slowest worker finishes as early as possible.
 
         seconds = comm.all_gather(mon.compute_seconds())
@@ -72,9 +70,6 @@ def balance(
     Args:
       dead_band: the least predicted gain, as a fraction of the slowest worker's step. The gain must also exceed the
         noise, and the uncertainty of predicted times at sizes that were never measured.
-      horizon: steps over which a gain counts, that is, until sizes are likely to change for another reason.
-      switch_seconds: cost of a change; the gain over `horizon` steps must exceed it. 0 by default, because programs
-        make every size from compiled kernels. (Tyagi & Sharma's dead-band of 5 % pays for restarting TensorFlow.)
       stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds; 0 makes every step a
         stretch. The policy decides at a due step after a stretch: after each while two splits are compared, otherwise
         after every fourth.
@@ -90,10 +85,9 @@ def balance(
       Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), for the problem and the model of time; Chen et al. 2021,
       doi 10.1109/TCC.2021.3102593, for rounds with links.
     """
-    if min(dead_band, switch_seconds, stretch_seconds) < 0 or horizon < 1:
+    if min(dead_band, stretch_seconds) < 0:
         raise ValueError(
-            "balance: dead_band, switch_seconds and stretch_seconds must not be negative, and horizon at least 1; got "
-            f"{dead_band}, {switch_seconds}, {stretch_seconds} and {horizon}."
+            f"balance: dead_band and stretch_seconds must not be negative; got {dead_band} and {stretch_seconds}."
         )
 
     def init(n_workers: int) -> BalanceState:
@@ -140,19 +134,15 @@ def balance(
             note = "changing back: steps were measured to be longer than before"
             return _asked(back[active_of(observation)], observation, note), comparison
         found = _prospect(observation, state.model, dead_band)
-        if isinstance(found, str) or not worth_it(found, found.ideal):
+        if isinstance(found, str) or not found.is_worth(found.ideal):
             return None, comparison
         split, seconds = _best_split(found, observation.limits)
         then = float(seconds.max())
         gain, others_ask = 1 - then / found.now, total != sizes.sum()
-        if not worth_it(found, then) or not (others_ask or comparison.allows(gain, int(state.steps))):
+        if not found.is_worth(then) or not (others_ask or comparison.allows(gain, int(state.steps))):
             return None, comparison
         note = f"slowest worker expected at {_ms(then)} a step, down from {_ms(found.now)}"
         return _asked(split, observation, note), comparison.moved(gain)
-
-    def worth_it(found: _Prospect, then: float) -> bool:
-        gain = found.now - then
-        return gain > found.band * found.now and gain * horizon > switch_seconds
 
     def why(observation: Observation, state: BalanceState) -> str:
         """Return why no other split is asked for."""
@@ -161,7 +151,7 @@ def balance(
             return found
         gain = max(0.0, 1 - found.ideal / found.now)
         said = f"no split can take more than {gain:.1%} off the slowest worker's {_ms(found.now)} a step"
-        if not worth_it(found, found.ideal):
+        if not found.is_worth(found.ideal):
             return f"{said}, and a change needs {found.band:.1%}"
         return f"{said}; none was found that is worth a change, or the last ones did not help when they were tried"
 
@@ -223,6 +213,10 @@ class _Prospect(NamedTuple):
     now: float
     ideal: float
     band: float
+
+    def is_worth(self, seconds: float) -> bool:
+        """Return whether a split with so many seconds of the slowest worker is worth a change."""
+        return self.now - seconds > self.band * self.now
 
 
 def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _Prospect | str:

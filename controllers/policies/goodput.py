@@ -1,4 +1,4 @@
-"""`goodput_batch`: the global batch with the fastest training progress on these machines.
+"""`goodput_batch` and `goodput_workers`: the global batch, and the number of workers, of the fastest training progress.
 
 Examples per second rise with the batch, as the fixed cost of a step is spread over more of them; the progress per
 example falls once the batch is larger than the noise scale. Their product, the *goodput*, has a maximum. With balanced
@@ -6,8 +6,11 @@ workers and linear step times, a step takes `T(B) = a + B/V`, and
 
     goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
 
-the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead. If the exchange
-overlaps with computing, a batch below that for which it is hidden gains little, so the best one is nearer to it.
+the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead.
+
+A step of n workers takes as long as the slowest one computes, with the best split of the batch, and the exchange among
+n workers; the first falls with n, the second grows. The gain of another worker is compared with the average gain per
+worker so far.
 """
 
 from __future__ import annotations
@@ -24,32 +27,14 @@ from controllers._policy import Policy
 from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
 from controllers.timing._time_model import TimeModel
-from controllers.timing.exchange import MOST_OVERLAP, Exchange, StepTime
+from controllers.timing.exchange import Exchange
 from controllers.timing.seconds import active_of, shape_of
 
-from .efficiency import Bounds, check_noise, efficiency, read_noise, round_batch
-from .noise_batch import batch_bounds, batch_multiple
+from .noise import Bounds, check_noise, check_workers, efficiency, read_noise, round_batch, within_growth, worker_bounds
 
-CANDIDATES = 25
+CANDIDATES = 25  # batches that one decision compares, for each number of workers
+MOST_NUMBERS = 12  # numbers of workers that one decision compares
 UNKNOWN_TIME = 0.25  # relative standard deviation of a predicted time, above which a batch is not made smaller
-
-
-class GoodputState(NamedTuple):
-    """State of `goodput_batch`: models of the workers' compute times, and of the exchange."""
-
-    times: TimeModel
-    exchange: Exchange
-
-
-def best_goodput(noise_scale: float, examples_per_second: float, overhead_seconds: float) -> float:
-    """Return the batch with the greatest goodput for step times of `overhead + B / speed`.
-
-    It is `sqrt(noise * speed * overhead)`.
-
-    >>> best_goodput(900, 2000, 0.05)
-    300.0
-    """
-    return math.sqrt(noise_scale * examples_per_second * overhead_seconds)
 
 
 def goodput_batch(
@@ -71,13 +56,10 @@ def goodput_batch(
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. How much of the
-    exchange overlaps with computing is learned when the batch changes: a step takes `(C^g + X^g)^(1/g)` seconds, where
-    C is the slowest worker's compute time, X the exchange and g from 1 (no overlap) to 10. Before the first change, a
-    larger batch is judged with g = 10, so that it is tried where it may pay. The expected gain of a larger batch uses
-    the noise scale's lower bound, that of a smaller one the upper bound. Pass the noise scale of the
-    optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam; see "Which noise scale?" in
-    the documentation.
+    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. The seconds of
+    a step besides computing are assumed not to depend on the batch. The expected gain of a larger batch uses the noise
+    scale's lower bound, that of a smaller one the upper bound. Pass the noise scale of the optimizer in use:
+    `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam; see "Which noise scale?" in the documentation.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.
@@ -97,79 +79,204 @@ def goodput_batch(
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", section 3.
     """
-    if growth <= 1 or gain < 1 or factor <= 0:
+    return _policy(_Rule("goodput_batch", growth, gain, factor, multiple, min_batch, max_batch))
+
+
+def goodput_workers(
+    *,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    min_batch: int | None = None,
+    max_batch: int | None = None,
+    growth: float = 2.0,
+    gain: float = 1.05,
+    factor: float = 1.0,
+    worth: float = 0.5,
+    multiple: int | None = None,
+) -> Policy:
+    """Return a policy that sets the number of workers and the global batch by goodput.
+
+    The goodput is examples per second times progress per example.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        seconds = comm.all_gather(mon.compute_seconds())
+        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
+        ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
+
+    Step times are learned for each worker as in `balance`, and the batch is assumed to be split as `balance` splits it;
+    for workers that were never measured the mean of the others is used. The exchange's dependence on the number of
+    workers is learned whenever that number changes. While requested workers have not arrived or have not been measured,
+    the policy waits.
+
+    Args:
+      min_workers, max_workers: bounds; by default the available workers.
+      min_batch, max_batch: bounds; by default what the workers can hold.
+      growth: largest factor by which one decision may change the batch and the number of workers.
+      gain: least expected ratio of new to old goodput for a change; more is required for more workers.
+      factor: the noise scale is multiplied by this, for instance by a measured critical batch over the noise scale.
+      worth: from 0 to 1, required marginal gain of a worker relative to the average gain per worker: p percent more
+        workers must bring more than `worth * p` percent more goodput. With 0 every worker with any gain is used.
+      multiple: batches are multiples of this; by default of the quantum times the number of workers.
+
+    Returns:
+      A policy for a hook with a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a whole
+      iteration.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", sections 3 and 4.
+    """
+    if not 0 <= worth <= 1:
+        raise ValueError(f"goodput_workers: worth must be from 0 to 1; got {worth}.")
+    check_workers("goodput_workers", min_workers, max_workers)
+    rule = _Rule("goodput_workers", growth, gain, factor, multiple, min_batch, max_batch)
+    return _policy(rule._replace(workers=(min_workers, max_workers), worth=worth))
+
+
+class GoodputState(NamedTuple):
+    """State of both policies: models of the workers' compute times, and of the exchange by number of workers."""
+
+    times: TimeModel
+    exchange: Exchange
+
+
+class _Rule(NamedTuple):
+    """The arguments of a policy."""
+
+    name: str
+    growth: float
+    gain: float
+    factor: float
+    multiple: int | None
+    min_batch: int | None
+    max_batch: int | None
+    workers: tuple[int | None, int | None] | None = None  # bounds of their number; None: it is left alone
+    worth: float = 0.0
+
+
+def _policy(rule: _Rule) -> Policy:
+    if rule.growth <= 1 or rule.gain < 1 or rule.factor <= 0:
         raise ValueError(
-            "goodput_batch: growth must be above 1, gain at least 1 and factor above 0; got "
-            f"{growth}, {gain} and {factor}."
+            f"{rule.name}: growth must be above 1, gain at least 1 and factor above 0; got {rule.growth}, {rule.gain} "
+            f"and {rule.factor}."
         )
 
     def init(n_workers: int) -> GoodputState:
         return GoodputState(TimeModel.init(n_workers), Exchange.init())
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
-        noise, seconds, iteration = read_signals(observation, "goodput_batch")
-        sizes = np.asarray(observation.previous_batch_sizes)
-        times = state.times.observe(sizes, seconds)
-        state = GoodputState(times, observe_exchange(state.exchange, sizes, seconds, iteration))
-        if not observation.due:
+        noise, seconds, iteration = _signals(observation, rule.name)
+        sizes, active = np.asarray(observation.previous_batch_sizes), active_of(observation)
+        times, exchange = state.times.observe(sizes, seconds), _observed(state.exchange, sizes, seconds, iteration)
+        state = GoodputState(times, exchange)
+        settled = rule.workers is None or observation.target_workers == len(observation.members)
+        measured = times.measured[active].all() and exchange.known and exchange.workers == len(active)
+        if not (observation.due and settled and noise.known and measured):
             return None, state
-        if not (noise.known and state.times.measured[active_of(observation)].all() and state.exchange.known):
-            return None, state
-        return decide(observation, noise, state), state
+        return _decision(rule, observation, noise, state), state
 
-    def decide(observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
-        now, step = observation.global_batch, multiple or batch_multiple(observation)
-        least, most = batch_bounds(observation, min_batch, max_batch)
-        times, known = state.times.of(active_of(observation)), state.exchange.fit()
-        fit, larger = times.fit(), step_time_of_larger(state.exchange, known)
-        reach = np.geomspace(max(now / growth, least), max(min(now * growth, most), least), CANDIDATES)
-        best, most_gain = now, gain
-        present = np.asarray(observation.batch_sizes)[active_of(observation)]
-        seconds_now = float(fit(split_of(now, fit, observation)).max())
-        for batch in sorted({round_batch(float(b), step, least, most) for b in reach} - {now}):
-            if batch < now and (times.variance(present * (batch / now)) > UNKNOWN_TIME**2).any():
+    def check(values: Sequence[Any], n_workers: int, policy: str) -> None:
+        _check_values(values, n_workers, policy)
+        check_noise(values, n_workers, policy)
+
+    return Policy(init, update, rule.name, ("noise_scale", "seconds", "iteration_seconds"), check)
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+def _decision(rule: _Rule, observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
+    """Return the number of workers and the batch with the greatest goodput, if it is worth a change."""
+    now, there, fit = observation.global_batch, len(observation.members), state.times.fit()
+    base, active = _team(observation, fit, there), active_of(observation)
+    seconds_now = base.seconds(now) + state.exchange.seconds(len(base.lower))
+    own, present = state.times.of(active), np.asarray(observation.batch_sizes)[active]
+    best, most_gain = (there, now), rule.gain
+    for n in _numbers(rule, observation):
+        team = base if n == there else _team(observation, fit, n)
+        price = 1 - rule.worth + rule.worth * n / there
+        for batch in _batches(rule, observation, team):
+            if n == there and batch < now and (own.variance(present * (batch / now)) > UNKNOWN_TIME**2).any():
                 continue
-            sizes, step_time = split_of(batch, fit, observation), larger if batch > now else known
-            phi = factor * (noise.lower if batch > now else noise.upper)
-            # Both batches by one model: what it assumes of the overlap also changes the time of the present one.
-            faster = step_time(len(sizes), seconds_now) / step_time(len(sizes), float(fit(sizes).max()))
-            ratio = batch / now * faster * efficiency(phi, batch, now)
-            if ratio > most_gain:
-                best, most_gain = batch, ratio
-        if best == now:
-            return None
-        note = (
-            f"batch {now} to {best}: {most_gain:.2f} times the goodput at a noise scale of {factor * noise.scale:.4g}"
-        )
-        return Decision(global_batch=best, notes=(note,))
-
-    return Policy(init, update, "goodput_batch", ("noise_scale", "seconds", "iteration_seconds"), check_signals)
+            seconds = team.seconds(batch) + state.exchange.seconds(len(team.lower))
+            phi = rule.factor * (noise.lower if batch > now else noise.upper)
+            ratio = batch / now * seconds_now / seconds * efficiency(phi, batch, now) / price
+            if ratio > most_gain and (n, batch) != (there, now):
+                best, most_gain = (n, batch), ratio
+    if best == (there, now):
+        return None
+    n, batch = best
+    goodput = most_gain * (1 - rule.worth + rule.worth * n / there)
+    changes = [f"workers {there} to {n}"] * (n != there) + [f"batch {now} to {batch}"] * (batch != now)
+    note = f"{', '.join(changes)}: {goodput:.2f} times the goodput at a noise scale of {rule.factor * noise.scale:.4g}"
+    return Decision(global_batch=batch, workers=None if n == there else n, notes=(note,))
 
 
-def read_signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
-    """Return the hook's values: the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds.
+class _Team(NamedTuple):
+    """A candidate set of active workers."""
 
-    Args:
-      observation: the observation with the hook's values.
-      policy: the policy's name, for errors.
+    times: BatchTime  # shape=(k,)
+    lower: np.ndarray  # shape=(k,)
+    upper: np.ndarray  # shape=(k,)
+
+    def seconds(self, batch: int) -> float:
+        """Return the seconds that the slowest worker computes, with the best split."""
+        batch = min(max(batch, int(self.lower.sum())), int(self.upper.sum()))
+        return float(self.times(fill(batch, self.times, self.lower, self.upper)).max())
+
+
+def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
+    """Return the active workers if there were `workers` members.
+
+    The highest slots leave first, and the lowest free slots are filled; members that take no examples stay that way.
     """
+    n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
+    active = active_of(observation)
+    free = [slot for slot in range(n) if slot not in there]
+    slots = [*there, *free[: max(0, workers - len(there))]][:workers]
+    slots = [slot for slot in slots if slot in active or slot not in there] or active[:1].tolist()
+    rows = np.stack([np.broadcast_to(np.asarray(part, np.float64), n) for part in fit])  # slope, intercept, floor
+    rows = np.where(np.isfinite(rows), rows, rows[:, active].mean(axis=1, keepdims=True))[:, slots]
+    new = ~np.isin(np.arange(n), active)
+    lower, upper = (np.where(new, bound[active].min(), bound)[slots] for bound in limits.arrays[:2])
+    return _Team(BatchTime(*rows), lower, upper)
+
+
+def _numbers(rule: _Rule, observation: Observation) -> list[int]:
+    """Return the numbers of workers to compare, including the current one."""
+    there = len(observation.members)
+    if rule.workers is None:
+        return [there]
+    least, most = worker_bounds(observation, *rule.workers)
+    low = max(least, round(within_growth(1, there, there, rule.growth)))
+    high = min(most, round(within_growth(most, there, there, rule.growth)))
+    few = np.unique(np.geomspace(low, max(low, high), MOST_NUMBERS).round().astype(int))
+    near = [n for n in (there - 1, there + 1) if low <= n <= high]
+    return sorted({*few.tolist(), *near, there})
+
+
+def _batches(rule: _Rule, observation: Observation, team: _Team) -> list[int]:
+    """Return the batches to compare for a team."""
+    now, least = observation.global_batch, int(team.lower.sum())
+    most = min(int(team.upper.sum()), observation.limits.examples)
+    low = min(max(least, rule.min_batch or least), most)
+    high = max(min(most, rule.max_batch or most), low)
+    reach = np.geomspace(max(now / rule.growth, low), max(min(now * rule.growth, high), low), CANDIDATES)
+    step = rule.multiple or observation.limits.quantum * len(team.lower)
+    return sorted({round_batch(float(b), step, low, high) for b in reach} | ({now} if low <= now <= high else set()))
+
+
+# --- a hook's values --------------------------------------------------------------------------------------------------
+
+
+def _signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
+    """Return the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds."""
     values = observation.values
     _check_values(values, len(observation.batch_sizes), policy)
-    return (
-        read_noise(values[0], policy),
-        np.asarray(values[1], np.float64),
-        float(np.fmax.reduce(np.ravel(values[2]))),
-    )  # free worker slots have none
-
-
-def check_signals(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check that a hook's values can be those of a goodput policy: for policies' `check`.
-
-    Raises:
-      DriverError: their number, a shape or a type is wrong.
-    """
-    _check_values(values, n_workers, policy)
-    check_noise(values, n_workers, policy)
+    iteration = float(np.fmax.reduce(np.ravel(values[2])))  # free worker slots have none
+    return read_noise(values[0], policy), np.asarray(values[1], np.float64), iteration
 
 
 def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
@@ -185,30 +292,9 @@ def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
     )
 
 
-def observe_exchange(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:
-    """Return the exchange's model after a step.
-
-    Args:
-      exchange: the model before.
-      sizes: batch sizes of the step; int, shape=(n,).
-      seconds: compute seconds of each worker; shape=(n,). The step is skipped if one with examples is unknown.
-      iteration: seconds of the whole step; NaN if unknown.
-    """
+def _observed(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:
+    """Return the exchange's model after a step; skipped if the seconds of a worker with examples are unknown."""
     took = sizes > 0
     busy = seconds[took]
     known = (busy > 0).all() and (busy < np.inf).all() and took.any()
     return exchange.see(int(took.sum()), int(sizes.sum()), float(busy.max()) if known else math.nan, iteration)
-
-
-def step_time_of_larger(exchange: Exchange, known: StepTime) -> StepTime:
-    """Return the model for batches larger than the present one: `known`, or before the first change of the batch or of
-    the workers the one with the most overlap.
-    """
-    return exchange.fit(MOST_OVERLAP) if exchange.single else known
-
-
-def split_of(batch: int, times: BatchTime, observation: Observation) -> np.ndarray:
-    """Return the sizes of the active workers that take the least time for a batch; shape=(active,)."""
-    active, limits = active_of(observation), observation.limits
-    lower, upper = np.asarray(limits.lower)[active], np.asarray(limits.upper)[active]
-    return fill(min(max(batch, int(lower.sum())), int(upper.sum())), times, lower, upper)

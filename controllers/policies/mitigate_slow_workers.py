@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ class MitigationState(NamedTuple):
     resized_in: np.ndarray  # shape=(n,), int64: the step of that change
     changes: ChangePoints
     since: np.ndarray  # shape=(n,), int64: first step of each worker's slow phase; 0 for the others
-    probability: np.ndarray  # shape=(n,), of the change; 0 once it was reported
+    told: np.ndarray  # shape=(n,), bool: whether the slow phase was reported
     lost: np.ndarray  # shape=(n,), seconds lost to each worker in its slow phase
     replacing: np.ndarray  # shape=(n,), bool: the worker for which another one was requested
     drained: np.ndarray  # shape=(n,), bool: workers that were given no more examples
@@ -47,9 +46,9 @@ def mitigate_slow_workers(
 
         ctrl.hook(ctrl.mitigate_slow_workers(), comm.all_gather(mon.compute_seconds()), every=5)
 
-    A worker is slow from a change point on: with a probability above 0.9, its time became at least 10 % longer, both
-    over its own past and over the other workers' times. Changes that most workers share, gradual drift, and pauses of
-    single steps do not count. While it is slow, the policy adds up the seconds that it costs, over steps in which it
+    A worker is slow from a change point on: by more than noise explains, and by at least 10 %, its time became longer,
+    both over its own past and over the other workers' times. Changes that most workers share, gradual drift, and pauses
+    of single steps do not count. While it is slow, the policy adds up the seconds that it costs, over steps in which it
     had its former speed; the remedies are ordered by their cost, and the next one is taken when the seconds lost exceed
     it. So the total cost is at most about twice that of the best choice in hindsight:
 
@@ -93,7 +92,7 @@ def mitigate_slow_workers(
             resized_in=np.zeros(n_workers, np.int64),
             changes=ChangePoints.init(n_workers),
             since=np.zeros(n_workers, np.int64),
-            probability=zeros,
+            told=none,
             lost=zeros,
             replacing=none,
             drained=none,
@@ -124,22 +123,16 @@ def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState
     state = _resized(observation.step, sizes, state)
     model = state.model.observe(sizes, seconds)
     took = np.where(sizes > 0, seconds, np.nan)
-    changes, onsets = state.changes.observe(took / state.scale)
-    doubtful = [onset.worker_slot for onset in onsets if _explained_by_size(observation.step, onset, state)]
-    if doubtful:
-        onsets = [onset for onset in onsets if onset.worker_slot not in doubtful]
-        changes = changes.without(doubtful)
-    since, probability = state.since, state.probability
-    recovered = (since > 0) & ~changes.slow
-    if recovered.any() or onsets:
-        since, probability = np.where(recovered, 0, since), np.where(recovered, 0.0, probability)
-        for onset in onsets:
+    changes, onsets = state.changes.observe(took / state.scale, model.pace.noise)
+    changes = changes.without([o.worker_slot for o in onsets if _explained_by_size(observation.step, o, state)])
+    since, told = np.where(changes.slow, state.since, 0), state.told & changes.slow
+    counts = np.ones(len(sizes))  # steps whose loss is to be added: at an onset, all since then
+    for onset in onsets:
+        if changes.slow[onset.worker_slot]:
             since[onset.worker_slot] = max(observation.step - onset.steps, 1)  # seconds are those of the step before
-            probability[onset.worker_slot] = onset.probability
-    lost = np.where(since > 0, state.lost, 0.0)
-    if (since > 0).any():
-        lost = lost + _lost(sizes, took, changes.factor, _backlog(onsets, len(sizes)))
-    return state._replace(model=model, changes=changes, since=since, probability=probability, lost=lost)
+            counts[onset.worker_slot] = onset.steps
+    lost = np.where(changes.slow, state.lost, 0.0) + _lost(sizes, took, changes.factor, counts)
+    return state._replace(model=model, changes=changes, since=since, told=told, lost=lost)
 
 
 def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> MitigationState:
@@ -171,21 +164,13 @@ def _explained_by_size(step: int, onset: Onset, state: MitigationState) -> bool:
     return near and math.log(onset.factor) < SHAPE_ERROR * abs(float(state.resized[slot]))
 
 
-def _backlog(onsets: Sequence[Onset], n_workers: int) -> np.ndarray:
-    """Return the number of steps whose loss is to be added: those since an onset, when it is found, and else 1."""
-    steps = np.ones(n_workers)
-    for onset in onsets:
-        steps[onset.worker_slot] = onset.steps
-    return steps
-
-
 def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Return the seconds lost to each worker in `steps` steps like this one; shape=(n,).
 
     That is the time for which others wait for it, plus what the step would be shorter, ideally split, with the worker's
     former speed.
     """
-    known = np.isfinite(seconds)
+    known = (seconds > 0) & (seconds < np.inf)
     lost = np.zeros(len(sizes))
     speeds = np.where(known, sizes / np.where(known, seconds, 1.0), 0.0)
     for slot in np.flatnonzero((factor > 1) & known).tolist():
@@ -201,54 +186,40 @@ def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.
 
 def _reported(state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
     """Return notes on slow phases that were not reported yet."""
-    new = np.flatnonzero(state.probability > 0).tolist()
+    new = np.flatnonzero((state.since > 0) & ~state.told).tolist()
     if not new:
         return (), state
     factor = state.changes.factor
     notes = [
-        f"worker {slot} takes {factor[slot]:.2f} times as long as before, since step {state.since[slot]} "
-        f"(probability {state.probability[slot]:.3f})"
+        f"worker {slot} takes {factor[slot]:.2f} times as long as before, since step {state.since[slot]}"
         for slot in new[:_NOTES]
     ]
     if len(new) > _NOTES:
         notes.append(f"{len(new) - _NOTES} more workers take longer, too")
-    return tuple(notes), state._replace(probability=np.zeros_like(state.probability))
+    return tuple(notes), state._replace(told=state.since > 0)
 
 
 def _remedy(
     observation: Observation, state: MitigationState, swap_seconds: float, end_seconds: float | None
 ) -> tuple[Decision | None, MitigationState]:
     """Return the remedy that the seconds lost justify, or None to leave it to the split."""
-    sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
-    members = len(observation.members)
-    if state.replacing.any() or (state.drained & np.isin(np.arange(len(sizes)), active)).any():
+    active, members = active_of(observation), len(observation.members)
+    if state.replacing.any() or state.drained[active].any():
         return _continue_swap(observation, state)
-    if observation.target_workers != members:
-        return None, state
     slot = int(active[state.lost[active].argmax()])
-    seconds = float(state.lost[slot])
-    if not seconds:
+    cost = float(state.lost[slot])
+    if not cost or observation.target_workers != members:
         return None, state
+    said = f"worker {slot} has cost {cost:.3g} s, more than a"
     if observation.most_workers > members:
-        if seconds < swap_seconds:
+        if cost < swap_seconds:
             return None, state
-        return _swap(slot, seconds, members, len(active), state, swap_seconds)
-    if end_seconds is None or seconds < end_seconds:
+        note = f"{said} swap ({swap_seconds:.3g} s): a worker of the reserve replaces it"
+        asked = state._replace(replacing=np.arange(len(state.lost)) == slot, active=np.asarray(len(active)))
+        return Decision(workers=members + 1, notes=(note,)), asked
+    if end_seconds is None or cost < end_seconds:
         return None, state
-    note = f"worker {slot} has cost {seconds:.3g} s, more than a restart ({end_seconds:.3g} s): the run ends"
-    return Decision(stop=True, notes=(note,)), state
-
-
-def _swap(
-    slot: int, seconds: float, members: int, active: int, state: MitigationState, swap_seconds: float
-) -> tuple[Decision, MitigationState]:
-    """Return the request for a worker that replaces a slow one."""
-    note = (
-        f"worker {slot} has cost {seconds:.3g} s, more than a swap ({swap_seconds:.3g} s): a worker of the reserve "
-        "replaces it"
-    )
-    asked = state._replace(replacing=np.arange(len(state.lost)) == slot, active=np.asarray(active))
-    return Decision(workers=members + 1, notes=(note,)), asked
+    return Decision(stop=True, notes=(f"{said} restart ({end_seconds:.3g} s): the run ends",)), state
 
 
 def _continue_swap(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:

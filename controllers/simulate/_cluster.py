@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from controllers.timing._batch_time import BatchTime
-from controllers.timing.exchange import overlapped
 
 Trace = Callable[[int, float], np.ndarray]
 """`trace(step, clock) -> shape=(n,)`: a number per worker, in the step that begins at `clock` seconds."""
@@ -30,8 +29,6 @@ class Cluster:
       quantum: sizes are preferably multiples of this; `None`: it follows the global batch, as in a program.
       overhead: seconds of a step in which no worker computes, for instance in the exchange; or a function of the number
         of workers.
-      overlap: how much of the overhead overlaps with computing: a step takes `(C^g + X^g)^(1/g)` seconds; C is the
-        slowest worker's time, X the overhead and g this number, 1 or more. 1: no overlap.
       present: available workers, `present(step) -> bool, shape=(n,)`, for losses and returns. Default: all. Without a
         reserve, every available worker is a member.
       first: number of members at the start. The other workers are in reserve, and join when a policy requests more
@@ -59,15 +56,10 @@ class Cluster:
     first: int | None = None
     join_after: int = 0
     respawn: bool = False
-    overlap: float = 1.0
 
     def overhead_of(self, workers: int) -> float:
         """Return the overhead of a step of this many workers, in seconds."""
         return self.overhead(workers) if callable(self.overhead) else self.overhead
-
-    def step_seconds(self, compute: float, overhead: float) -> float:
-        """Return the seconds of a step whose slowest worker computes for `compute` seconds."""
-        return compute + overhead if self.overlap == 1 else float(overlapped(compute, overhead, self.overlap))
 
     @property
     def workers(self) -> int:

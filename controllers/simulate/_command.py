@@ -20,7 +20,6 @@ from controllers.policies.schedule import schedule
 
 from . import _scenarios
 from ._cluster import Cluster
-from ._draw import draw
 from ._line_up import LINE_UP, hooked
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit
@@ -28,7 +27,7 @@ from ._replay import replay as shown
 from ._scenarios import Scenario, scenario
 from ._simulation import SIGNALS, Hooked, Simulation
 from ._simulation import simulate as simulated
-from ._tables import aligned, compare, table
+from ._tables import aligned, compare, draw, table
 
 SIMULATED = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
 REPLAYED = ("equal", "proportional", "balance")

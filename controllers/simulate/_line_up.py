@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from adaptive.base.decision import Observation
 from controllers._policy import Policy
 from controllers.policies.balance import balance
-from controllers.policies.goodput import goodput_batch
-from controllers.policies.goodput_workers import goodput_workers
+from controllers.policies.goodput import goodput_batch, goodput_workers
 from controllers.policies.mitigate_slow_workers import mitigate_slow_workers
-from controllers.policies.noise_batch import noise_batch
-from controllers.policies.noise_workers import noise_workers
+from controllers.policies.noise import noise_batch, noise_workers
 from controllers.predictors.narx import narx
 from controllers.published._lb_bsp import lb_bsp
 from controllers.published._leader_straggler import leader_straggler
@@ -129,17 +127,11 @@ def imported(path: str) -> Policy:
     Raises:
       ValueError: there is no such module or name, or it is not a policy and does not make one.
     """
-    module, _, attribute = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"{path}: cannot import {module!r}: {error}. Is it on the path? (PYTHONPATH=.)") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{path}: {module!r} has no {attribute!r}.")
-        found = getattr(found, part)
-    try:
+        found: Any = pkgutil.resolve_name(path)
         made = found() if callable(found) else found
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}. Is it on the path? (PYTHONPATH=.)") from error
     except TypeError as error:
         raise ValueError(f"{path}: {error}. It must take no arguments.") from error
     if not isinstance(made, Policy):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adaptive.base.decision import Decision, Limits
+from adaptive.base.decision import Decision, Limits, Observation
 from adaptive.base.errors import RecordError
 from adaptive.extend import read_run
-from controllers.policies.efficiency import read_noise
+from controllers.policies.noise import read_noise
 
 _NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the path in the value
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
@@ -31,30 +31,14 @@ class RecordedHook(NamedTuple):
     leaves: tuple[str, ...]  # names of its values' leaves, such as "noise.scale"
 
 
-class RecordedRequests(NamedTuple):
-    """Requests in force before the hooks of a step ran."""
-
-    global_batch: int
-    active: tuple[int, ...]  # workers that should take examples
-    workers: tuple[int, int, int]  # the target, the least and the most
-
-
 class RecordedStep(NamedTuple):
     """One line of a trace."""
 
     step: int
-    epoch: float
-    batch_sizes: tuple[int, ...]
-    previous_batch_sizes: tuple[int, ...]
+    seen: Observation  # as each hook saw the step; without the hook's values
     seconds: float  # of the whole step, measured by rank 0
-    hooks: dict[str, list[Any]]  # the leaves that each received; empty for a skipped step
+    hooks: dict[str, list[Any]]  # the leaves of the values that each received; empty for a skipped step
     decision: Decision | None
-    members: tuple[int, ...]  # the occupied worker slots
-    joined: tuple[int, ...]  # worker slots with another worker than in the previous step
-    call: float  # the overhead of one more microbatch, in examples
-    asked: RecordedRequests | None  # `None` in old records, which have no number of workers
-    hyperparameters: dict[str, Any]  # by name
-    examples: int  # consumed since the beginning, this step included
 
 
 @dataclass(frozen=True)
@@ -70,7 +54,7 @@ class Recording:
     @cached_property
     def sizes(self) -> np.ndarray:
         """Examples per worker; shape=(steps, n)."""
-        return np.array([step.batch_sizes for step in self.steps], np.int64)
+        return np.array([step.seen.batch_sizes for step in self.steps], np.int64)
 
     @cached_property
     def seconds(self) -> np.ndarray:
@@ -95,18 +79,11 @@ class Recording:
         Returns:
           `None` if no hook received such a value.
         """
-        rows = np.full((len(self.steps), self.workers), np.nan)
         for name in self.hooks:
-            found = [self._of_workers(name, step).get(signal) for step in self.steps]
-            if any(value is not None for value in found):
-                for row, value in zip(rows, found, strict=True):
-                    row[:] = np.nan if value is None else value
-                return rows
+            given = [self.signals(name, step) if step.hooks.get(name) else {} for step in self.steps]
+            if any(np.shape(values.get(signal, ())) == (self.workers,) for values in given):
+                return np.array([values.get(signal, [np.nan] * self.workers) for values in given])
         return None
-
-    def _of_workers(self, name: str, step: RecordedStep) -> dict[str, np.ndarray]:
-        given = self.signals(name, step) if step.hooks.get(name) else {}
-        return {signal: value for signal, value in given.items() if np.shape(value) == (self.workers,)}
 
     def signals(self, name: str, step: RecordedStep) -> dict[str, Any]:
         """Return a hook's values of a step, by name.
@@ -142,47 +119,48 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     Raises:
       TraceError: the file is not a trace, has another version, or its run has no steps.
     """
-    header, lines = read_run(path, run)
-    steps = tuple(_step(line, f"{path}:{number}") for number, line in lines)
-    if not steps:
+    header, read = read_run(path, run)
+    lines = list(read)
+    if not lines:
         raise TraceError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
+    steps = tuple(_step(line, limits, f"{path}:{number}") for number, line in lines)
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
     return Recording(header["workers"], header["examples"], limits, hooks, steps)
 
 
-def _step(line: dict[str, Any], where: str) -> RecordedStep:
+def _step(line: dict[str, Any], limits: Limits, where: str) -> RecordedStep:
     try:
-        asked = line["decision"]
-        shares = asked and asked["shares"] and tuple(map(float, asked["shares"]))
-        return RecordedStep(
-            line["step"],
-            line["epoch"],
-            tuple(line["batch_sizes"]),
-            tuple(line["previous_batch_sizes"]),
-            line["seconds"],
-            line["hooks"],
-            asked
-            and Decision(
-                *(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), asked.get("workers")),
-                hyperparameters=asked.get("hyperparameters", {}),
-            ),
-            tuple(line.get("members", range(len(line["batch_sizes"])))),
-            tuple(line.get("joined", ())),
-            line.get("call", 0.0),
-            _asked(line.get("asked")),
-            line.get("hyperparameters", {}),
-            line.get("examples", 0),
+        sizes, asked = tuple(line["batch_sizes"]), line["asked"]
+        target, least, most = asked["workers"]
+        seen = Observation(
+            step=line["step"],
+            epoch=line["epoch"],
+            values=(),
+            batch_sizes=sizes,
+            previous_batch_sizes=tuple(line["previous_batch_sizes"]),
+            global_batch=asked["global_batch"],
+            limits=limits.of(np.isin(range(len(sizes)), asked["active"]))._replace(call_overhead=line["call"]),
+            members=tuple(line["members"]),
+            joined=tuple(line["joined"]),
+            target_workers=target,
+            least_workers=least,
+            most_workers=most,
+            hyperparameters=line["hyperparameters"],
+            examples=line.get("examples", 0),
         )
+        return RecordedStep(line["step"], seen, line["seconds"], line["hooks"], _decision(line))
     except (KeyError, TypeError) as error:
         raise TraceError(f"{where}: a step without {error}.") from error
 
 
-def _asked(fields: dict[str, Any] | None) -> RecordedRequests | None:
-    if fields is None:
+def _decision(line: dict[str, Any]) -> Decision | None:
+    asked = line["decision"]
+    if asked is None:
         return None
-    target, least, most = fields["workers"]
-    return RecordedRequests(fields["global_batch"], tuple(fields["active"]), (target, least, most))
+    shares = asked["shares"] and tuple(map(float, asked["shares"]))
+    of_workers = asked["workers"], asked["hyperparameters"]
+    return Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), *of_workers)
 
 
 def array_of(leaf: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.decision import Decision, Limits, Observation
+from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decisions import apply_decision
 from adaptive.control.hooks import Hooks
@@ -19,14 +19,14 @@ from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
-from controllers.policies.efficiency import Bounds, efficiency
+from controllers.policies.noise import Bounds, efficiency
 from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
 
 from ._cluster import Cluster
-from ._workers import AfterSteps, Workers
+from ._workers import Workers
 
-EXAMPLES = 1_000_000
+EXAMPLES = 1_000_000  # in the data set, to count epochs
 SIGNALS = (*("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities"),)
 
 
@@ -60,7 +60,7 @@ class Simulation:
     @property
     def step_seconds(self) -> np.ndarray:
         """Seconds of each step: those of the slowest worker and the cluster's overhead; shape=(steps,)."""
-        return self._with_overhead(self.seconds.max(axis=1))
+        return self.seconds.max(axis=1) + self.overhead
 
     @property
     def global_batch(self) -> np.ndarray:
@@ -142,19 +142,13 @@ class Simulation:
 
     def _seconds_of(self, sizes: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
         seconds = np.where(sizes > 0, self._true_times(sizes) * self.slowdown * noise, 0.0)
-        return self._with_overhead(seconds.max(axis=1))
+        return seconds.max(axis=1) + self.overhead
 
     @property
     def _true_times(self) -> BatchTime:
         if self.cluster is None:
             raise ValueError("the best split is known only for a Cluster, but simulate() received a function of times.")
         return self.cluster.times
-
-    def _with_overhead(self, compute: np.ndarray) -> np.ndarray:
-        if self.cluster is None:
-            return compute
-        steps = zip(compute.tolist(), self.overhead.tolist(), strict=True)
-        return np.array([self.cluster.step_seconds(*step) for step in steps])
 
 
 def simulate(
@@ -167,10 +161,7 @@ def simulate(
     jitter: float = 0.0,
     seed: int = 0,
     limits: Limits | None = None,
-    global_batch: Callable[[int], int] | None = None,
-    values: Callable[[int, np.ndarray], tuple[Any, ...]] | None = None,
-    examples: int = EXAMPLES,
-    ready_after: int = 0,
+    values: Reader | None = None,
 ) -> Simulation:
     """Run policies as a program would, on workers with given step times.
 
@@ -186,11 +177,7 @@ def simulate(
       jitter: relative standard deviation of the times, in addition to the cluster's noise.
       seed: of all random numbers, which do not depend on the policy.
       limits: by default the cluster's; for a function, at least one example per worker, without an upper bound.
-      global_batch: rule of a further hook, which comes first: `global_batch(step) -> examples` in the next step.
       values: `values(step, seconds)`: the policy's values, instead of the seconds.
-      examples: in the data set, to count epochs.
-      ready_after: number of steps until requested sizes are in force, as in a program that compiles kernels. 0: they
-        are in force in the next step.
 
     Returns:
       Sizes, seconds and decisions of all steps, and the best possible ones.
@@ -205,15 +192,12 @@ def simulate(
     if isinstance(sizes, Sequence) and len(sizes) != n:
         raise ValueError(f"simulate: {len(sizes)} initial sizes for {n} workers.")
     hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
-    if global_batch is not None:
-        hooks.insert(0, Hooked(_rule(global_batch), ()))
     draw = np.random.default_rng(seed)
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
     if cluster and cluster.noise:
         noise = noise * cluster.noise(draw, steps, n)
     quantum = limits.quantum if limits else cluster.quantum if cluster else 1
-    run = _Run(hooks, times, limits or _limits(cluster, n), quantum, ready_after, noise, examples, seed)
-    return run.run(sizes, steps)
+    return _Run(hooks, times, limits or _limits(cluster, n), quantum, noise, seed).run(sizes, steps)
 
 
 class _Run:
@@ -225,14 +209,11 @@ class _Run:
         times: Cluster | Callable[[int, np.ndarray], np.ndarray],
         limits: Limits,
         quantum: int | None,
-        ready_after: int,
         noise: np.ndarray,
-        examples: int,
         seed: int,
     ):
         n = noise.shape[1]
-        self._hooks, self._limits, self._noise, self._examples = hooks, limits, noise, examples
-        self._quantum, self._ready_after = quantum, ready_after
+        self._hooks, self._limits, self._noise, self._quantum = hooks, limits, noise, quantum
         self._function = None if isinstance(times, Cluster) else times
         self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
         self._sensors = np.random.default_rng([seed, 1])
@@ -267,7 +248,7 @@ class _Run:
             if decision:
                 decisions.append((k + 1, decision))
             self._measured = np.where(busy, seconds[k], np.nan)
-            self._iteration = cluster.step_seconds(slowest, overhead[k])
+            self._iteration = slowest + overhead[k]
             self._clock += self._iteration
         known = None if self._function else cluster
         rows = sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there, overhead
@@ -282,10 +263,8 @@ class _Run:
         if first is not None:
             total = first if isinstance(first, int) else sum(first)
             shares = None if isinstance(first, int) else [float(size) for size in first]
-            limits = self._limits._replace(quantum=1, examples=max(self._examples, total))
+            limits = self._limits._replace(quantum=1, examples=max(EXAMPLES, total))
             self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
-            if self._ready_after:
-                self._sizes.take_effect(AfterSteps(self._ready_after))
         elif self._joined_in != before:
             joined = [slot for slot, since in self._joined_in.items() if before.get(slot) != since]
             assert self._states is not None, "created after the first step"
@@ -303,7 +282,7 @@ class _Run:
             self._states = Hooks(plans, len(ran[0]), self._membership)
         sizes.on_agreed(can_make_pending=sizes.can_make_pending, can_make_any=sizes.can_make_any)
         sizes.step_done()
-        epoch = self._consumed / self._examples
+        epoch = self._consumed / EXAMPLES
         leaves = [jax.tree.leaves(v) for v in values]
         decision, _, requests = self._states.run(step, epoch, leaves, ran, sizes, self._consumed)
         if decision is not None:
@@ -347,13 +326,6 @@ class _Run:
 def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:
     name = hook.policy.name
     return HookPlan(Hook(name, PolicyHandler(hook.policy, name, ""), hook.every, jax.tree.structure(values)), (), "")
-
-
-def _rule(global_batch: Callable[[int], int]) -> Policy:
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision, tuple[()]]:
-        return Decision(global_batch=global_batch(observation.step)), state
-
-    return Policy(lambda n_workers: (), update, "global_batch")
 
 
 def _limits(cluster: Cluster | None, n: int) -> Limits:

@@ -1,8 +1,11 @@
-"""Runs of several policies on one scenario, and tables of them."""
+"""Runs of several policies on one scenario, and tables and plots of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from ._scenarios import Scenario
 from ._simulation import Hooked, Simulation
@@ -63,3 +66,40 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
+
+
+def draw(runs: dict[str, Simulation], path: Path, title: str = "") -> None:
+    """Write a plot with a row per policy: seconds of each step beside those of the best split, and batch sizes.
+
+    Args:
+      runs: simulations of clusters, by policy.
+      path: the image file; its suffix determines the format.
+      title: title of the plot.
+
+    Raises:
+      RuntimeError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RuntimeError(
+            "drawing needs matplotlib, which is not installed:  pip install 'adaptive-dataflow[examples]'"
+        ) from error
+    figure = Figure(figsize=(9.0, 0.7 + 1.5 * len(runs)), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    tallest = 1e3 * max(float(np.quantile(run.step_seconds, 0.995)) for run in runs.values())
+    for (left, right), (name, run) in zip(
+        figure.subplots(len(runs), 2, sharex=True, squeeze=False), runs.items(), strict=True
+    ):
+        steps = np.arange(1, len(run.sizes) + 1)
+        left.plot(steps, 1e3 * run.step_seconds, linewidth=0.8, label="as it is")
+        left.plot(steps, 1e3 * run.ideal_seconds, "k--", linewidth=0.8, label="best split")
+        left.set(ylim=(0, 1.1 * tallest), ylabel="ms per step")
+        over, count = run.step_seconds.sum() / run.ideal_seconds.sum(), len(run.adjustments)
+        left.set_title(f"{name}: {over:.3f} × best, {count} adjustments", loc="left", fontsize=9)
+        right.plot(steps, np.where(run.sizes > 0, run.sizes, np.nan), linewidth=0.8)
+        right.set(ylim=(0, None), ylabel="examples")
+    left.set_xlabel("step")
+    right.set_xlabel("step")
+    left.legend(loc="lower right", fontsize=7)
+    figure.savefig(path, dpi=110)

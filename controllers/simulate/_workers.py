@@ -1,4 +1,4 @@
-"""Membership and sizes of a simulated cluster: workers join, and sizes are ready, some steps after a request."""
+"""Membership of a simulated cluster: workers join some steps after a request."""
 
 from __future__ import annotations
 
@@ -84,29 +84,3 @@ class Workers(WorkerSlots, World):
         super().change(workers, leaving)
         self._left |= set(leaving)
         self._due = []
-
-
-class AfterSteps:
-    """Readiness by a number of steps after the request, for simulated workers."""
-
-    def __init__(self, steps: int):
-        self._steps, self._left = steps, 0
-        self._asked: Sequence[int] = ()
-
-    def ready_for(self, sizes: Sequence[int]) -> bool:
-        """Count a step, and return whether the requested sizes are ready."""
-        self._left -= 1  # called once per step
-        return self._left <= 0
-
-    def ready_for_any(self) -> bool:
-        """Return False: other sizes take as long."""
-        return False
-
-    def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        """Start to prepare sizes."""
-        if sizes != self._asked:
-            self._asked, self._left = sizes, self._steps
-
-    def wait_for(self, sizes: Sequence[int]) -> None:
-        """End the wait."""
-        self._left = 0

@@ -5,12 +5,9 @@ from typing import TYPE_CHECKING
 from adaptive.base.on_use import on_use
 
 if TYPE_CHECKING:
-    from controllers.policies.efficiency import efficiency as efficiency
-    from controllers.policies.goodput import best_goodput as best_goodput
+    from controllers.policies.noise import efficiency as efficiency
 
     from ._allocate import allocate as allocate
-    from ._allocate import allocate_curves as allocate_curves
-    from ._allocate import tabulated as tabulated
     from ._batch_time import BatchTime as BatchTime
     from ._time_model import TimeModel as TimeModel
 
@@ -18,11 +15,8 @@ __getattr__, __dir__ = on_use(
     __name__,
     {
         "allocate": "._allocate",
-        "allocate_curves": "._allocate",
-        "tabulated": "._allocate",
         "BatchTime": "._batch_time",
         "TimeModel": "._time_model",
-        "best_goodput": "controllers.policies.goodput",
-        "efficiency": "controllers.policies.efficiency",
+        "efficiency": "controllers.policies.noise",
     },
 )

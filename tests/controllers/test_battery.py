@@ -89,11 +89,18 @@ TRUE = ctrl.timing.BatchTime(1 / np.array([1e3, 1e3, 2e3, 4e3]), np.array([0.0, 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
-def run(name: str, times=TRUE, steps: int = 150, make: Callable[[], ctrl.Policy] | None = None, **kwargs) -> Simulation:
+def run(
+    name: str,
+    times=TRUE,
+    steps: int = 150,
+    make: Callable[[], ctrl.Policy] | None = None,
+    values: Callable[..., tuple[Any, ...]] | None = None,
+    before: tuple[Hooked, ...] = (),
+    **kwargs,
+) -> Simulation:
     case = POLICIES[name]
-    policy = (make or case.make)()
-    kwargs = {"every": 5, "values": case.values, "jitter": 0.05} | kwargs
-    return simulate(policy, lambda _, b: times(b), [32] * 4, steps, **kwargs)
+    hooks = [*before, Hooked((make or case.make)(), values or case.values, 5)]
+    return simulate(hooks, lambda _, b: times(b), [32] * 4, steps, jitter=0.05, **kwargs)
 
 
 @every_policy
@@ -110,7 +117,7 @@ def test_sizes_keep_the_limits_and_sum_to_the_global_batch(name, seed):
 @every_policy
 def test_it_lives_with_another_hook_that_sets_the_global_batch(name):
     rule = [96, 96, 128, 200, 512, 64]
-    sim = run(name, global_batch=lambda step: rule[step // 30 % 6])
+    sim = run(name, before=(Hooked(ctrl.schedule(lambda step: rule[step // 30 % 6]), ()),))
     assert (sim.sizes >= 1).all()
     if POLICIES[name].keeps_the_batch:
         asked = [rule[step // 30 % 6] for step in range(1, 150)]

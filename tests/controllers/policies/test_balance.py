@@ -8,7 +8,7 @@ import pytest
 import controllers as ctrl
 from adaptive.base.decision import Limits
 from adaptive.base.errors import DriverError
-from controllers.simulate import Cluster, jitter, simulate, waves
+from controllers.simulate import Cluster, Hooked, jitter, simulate, waves
 from tests.controllers.observations import observe
 
 
@@ -101,15 +101,8 @@ def test_a_short_pause_is_not_taken_for_a_change():
 
 def test_the_split_of_a_global_batch_that_others_change():
     true = ctrl.timing.BatchTime(1 / np.array([1e3, 2e3, 4e3, 4e3]), 0.01, np.array([0.0, 0.02, 0.05, 0.05]))
-    sim = simulate(
-        ctrl.balance(),
-        lambda _, b: true(b),
-        [32] * 4,
-        1000,
-        every=10,
-        jitter=0.05,
-        global_batch=lambda step: 128 * 2 ** (step // 100),
-    )
+    hooks = [Hooked(ctrl.schedule(lambda step: 128 * 2 ** (step // 100)), ()), Hooked(ctrl.balance(), every=10)]
+    sim = simulate(hooks, lambda _, b: true(b), [32] * 4, 1000, jitter=0.05)
     assert sim.sizes[-1].sum() == 128 * 2**9
     ratios = [over_ideal(true, sim.sizes[step]) for step in range(190, 1000, 100)]
     assert ratios[0] < 1.1  # how far two workers' flat stretch reaches, nobody has seen yet
@@ -199,15 +192,9 @@ def test_sizes_stay_within_twice_and_a_quarter_of_the_measured_ones():
 
 
 def test_a_change_must_pay_for_itself():
-    gain = 0.3 - 0.15  # seconds a step: from 64, 64 to 96, 32
-    assert decide(
-        ctrl.balance(stretch_seconds=0, horizon=10, switch_seconds=9 * gain), [0.1, 0.3], batch_sizes=(64, 64)
-    )
-    assert (
-        decide(ctrl.balance(stretch_seconds=0, horizon=10, switch_seconds=11 * gain), [0.1, 0.3], batch_sizes=(64, 64))
-        is None
-    )
-    assert decide(ctrl.balance(stretch_seconds=0, dead_band=0.6), [0.1, 0.3], batch_sizes=(64, 64)) is None
+    for dead_band, changes in ((0.4, True), (0.6, False)):  # from 0.3 to 0.15 s, from 64, 64 to 96, 32
+        decision = decide(ctrl.balance(stretch_seconds=0, dead_band=dead_band), [0.1, 0.3], batch_sizes=(64, 64))
+        assert (decision is not None) == changes
 
 
 def test_values_of_the_wrong_shape_are_refused():
@@ -221,7 +208,7 @@ def test_values_of_the_wrong_shape_are_refused():
         policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
 
 
-@pytest.mark.parametrize("wrong", [{"dead_band": -1}, {"stretch_seconds": -1}, {"horizon": 0}, {"switch_seconds": -1}])
+@pytest.mark.parametrize("wrong", [{"dead_band": -1}, {"stretch_seconds": -1}])
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ctrl.balance(**wrong)
@@ -230,17 +217,8 @@ def test_impossible_settings_are_refused(wrong):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_sudden_growth_of_the_batch_is_not_split_by_extrapolated_noise(seed):
     """Equal workers, 40 % jitter, a few sizes seen: lines through such points fan out at eight times the size."""
-    sizes = {1: 32, 21: 64, 41: 128, 61: 1024}
-    sim = simulate(
-        ctrl.balance(),
-        lambda _, b: 1e-3 + b * 1e-4,
-        [32, 32],
-        75,
-        every=5,
-        jitter=0.4,
-        seed=seed,
-        global_batch=lambda step: 2 * sizes[max(start for start in sizes if start <= step)],
-    )
+    hooks = [Hooked(ctrl.schedule({0: 64, 21: 128, 41: 256, 61: 2048}), ()), Hooked(ctrl.balance(), every=5)]
+    sim = simulate(hooks, lambda _, b: 1e-3 + b * 1e-4, [32, 32], 75, jitter=0.4, seed=seed)
     assert (sim.sizes[:, 0] / sim.sizes[:, 1]).max() < 1.5
     assert (sim.sizes[:, 1] / sim.sizes[:, 0]).max() < 1.5
 

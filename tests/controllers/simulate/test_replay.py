@@ -40,8 +40,10 @@ def write(path, simulation, hooks=(("0/balance", 1),), leaves=None, wall=0.0, na
         lines.append(
             {"kind": "step", "run_id": run_id, "step": k + 1, "epoch": 0.0, "batch_sizes": sizes,
              "previous_batch_sizes": simulation.sizes[max(k - 1, 0)].tolist(), "seconds": max(seconds) + wall,
-             "message_bytes": 0, "notes": [], "hooks": given,
-             "decision": decision and {"global_batch": decision.global_batch, "shares": decision.shares, "stop": False}}
+             "message_bytes": 0, "notes": [], "hooks": given, "call": 0.0,
+             "asked": {"global_batch": sum(sizes), "workers": [n, n, n]},
+             "decision": decision and {"global_batch": decision.global_batch, "shares": decision.shares, "stop": False,
+                                       "workers": None, "hyperparameters": {}}}
         )  # fmt: skip
         before = seconds
     with path.open("a") as file:
@@ -243,7 +245,8 @@ def test_limits_are_those_of_the_run(trace):
     [
         ('{"kind": "header", "version": 6, "run_id": "a"}\n', "no steps"),
         (
-            '{"kind": "header", "version": 6, "run_id": "a"}\n{"kind":"step","run_id":"a","step":1,"epoch":0}\n',
+            '{"kind": "header", "version": 6, "run_id": "a", "lower": [1], "upper": [9], "quantum": 1}\n'
+            '{"kind":"step","run_id":"a","step":1,"epoch":0}\n',
             ":2: a step without 'batch_sizes'",
         ),
     ],

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.timing import _allocate
 from controllers.timing._allocate import fill, level_of_lines
 
 LBB = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
@@ -61,10 +60,6 @@ def test_no_split_is_faster(problem):
     total, times, lower, upper = problem
     best = brute_force(*problem)
     sizes = ctrl.timing.allocate(*problem)
-    assert_splits(sizes, total, lower, upper)
-    assert times(sizes).max() == best
-    curves = [lambda b, i=i: float(times(b)[i]) for i in range(len(lower))]
-    sizes = ctrl.timing.allocate_curves(total, curves, lower, upper)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == best
 
@@ -124,8 +119,6 @@ def test_sizes_are_multiples_of_the_quantum_but_for_one_remainder(quantum):
     assert (sizes % quantum != 0).sum() == 1
     sizes = ctrl.timing.allocate(512, LBB, 1, 512, quantum=quantum)
     assert (sizes % quantum == 0).all()
-    curves = [lambda b, i=i: float(LBB(b)[i]) for i in range(4)]
-    np.testing.assert_array_equal(ctrl.timing.allocate_curves(512, curves, 1, 512, quantum=quantum), sizes)
 
 
 @given(problems(max_size=40), st.integers(1, 9))
@@ -144,35 +137,11 @@ def test_an_impossible_split_is_refused_with_the_numbers(quantum):
     with pytest.raises(BatchSizeError, match=r"global batch of 2000 .* at most 1200 examples .* at most 300 each"):
         ctrl.timing.allocate(2000, LBB, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="at least 4"):
-        ctrl.timing.allocate_curves(3, [float] * 4, 1, 300, quantum=quantum)
+        ctrl.timing.allocate(3, LBB, 1, 300, quantum=quantum)
     with pytest.raises(BatchSizeError, match="finite"):
         ctrl.timing.allocate(10, ctrl.timing.BatchTime((np.nan, 1.0)), 1, 300)
     with pytest.raises(BatchSizeError, match="must not decrease"):
         ctrl.timing.allocate(10, ctrl.timing.BatchTime((-1.0, 1.0)), 1, 300)
-
-
-def test_tabulated_curves():
-    curve = ctrl.timing.tabulated((16, 32, 64), (10.0, 9.0, 26.0))
-    assert [curve(b) for b in (1, 16, 32, 48, 64, 96)] == [10, 10, 10, 18, 26, 42]
-    assert ctrl.timing.allocate_curves(96, [curve, curve], 1, 96).tolist() == [48, 48]
-    assert ctrl.timing.tabulated((8,), (3.0,))(1000) == 3.0
-    with pytest.raises(ValueError, match="ascend"):
-        ctrl.timing.tabulated((16, 16), (1.0, 2.0))
-
-
-@pytest.mark.parametrize("quantum", [1, 3, 4])
-@pytest.mark.parametrize("seed", range(2))
-def test_curves_are_split_in_multiples_of_the_quantum_as_fast_as_can_be(quantum, seed):
-    rng = np.random.default_rng(seed)
-    steps = [np.cumsum(rng.choice([0.0, 0.1, 1.0], 25)) for _ in range(3)]  # flat stretches among them
-    curves = [lambda size, step=step: float(step[size]) for step in steps]
-    total = 24
-    sizes = ctrl.timing.allocate_curves(total, curves, 0, total, quantum)
-    assert_splits(sizes, total, 0, total)
-    assert (sizes % quantum == 0).all()
-    splits = (s for s in itertools.product(range(0, total + 1, quantum), repeat=3) if sum(s) == total)
-    best = min(max(curve(size) for curve, size in zip(curves, split, strict=True)) for split in splits)
-    assert max(curve(size) for curve, size in zip(curves, sizes.tolist(), strict=True)) == best
 
 
 def test_a_batch_time_is_a_pytree_that_pickles():
@@ -181,7 +150,7 @@ def test_a_batch_time_is_a_pytree_that_pickles():
 
 @pytest.mark.parametrize("seed", range(2))
 def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
-    """More than 64 workers are not given units one by one. Ties go to the first worker; some times have floors."""
+    """Ties go to the first worker; some times have floors."""
     rng = np.random.default_rng(seed)
     n = 90
     slopes = rng.choice([0.0, 1.0, 2.0, 3.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
@@ -191,32 +160,3 @@ def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
         found = fill(total, times, lower, upper)
         assert_splits(found, total, lower, upper)
         assert times(found).max() == times(greedy(total, times, lower, upper)).max()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_units_that_many_workers_are_given_at_once_are_those_of_one_by_one(seed, monkeypatch):
-    rng = np.random.default_rng(seed)
-    n = 100
-    slopes = rng.choice([0.25, 0.5, 1.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
-    times = ctrl.timing.BatchTime(slopes, rng.choice([0.0, 1.0], n), np.zeros(n))
-    lower, upper = np.zeros(n, np.int64), rng.integers(5, 60, n)
-    totals = [50, 333, 1000, int(upper.sum()) - 3]
-    at_once = [fill(total, times, lower, upper) for total in totals]
-    compared = [_allocate._cheapest(np.zeros(n, np.int64), count, times, upper) for count in (1, 30, 100)]
-    assert all(found is not None for found in compared)
-    monkeypatch.setattr(_allocate, "FEW", n)
-    for total, found in zip(totals, at_once, strict=True):
-        np.testing.assert_array_equal(found, fill(total, times, lower, upper))
-    for count, found in zip((1, 30, 100), compared, strict=True):
-        one_by_one = np.zeros(n, np.int64)
-        _allocate._give(one_by_one, count, times, upper)
-        np.testing.assert_array_equal(found, one_by_one)
-
-
-def test_where_many_units_cost_the_same_they_are_given_one_by_one():
-    n = 80
-    flat = ctrl.timing.BatchTime(np.zeros(n), np.ones(n), np.zeros(n))
-    assert _allocate._cheapest(np.zeros(n, np.int64), 60, flat, np.full(n, 50)) is None
-    sizes = np.zeros(n, np.int64)
-    _allocate._give(sizes, 60, flat, np.full(n, 50))
-    assert sizes[:3].tolist() == [50, 10, 0]

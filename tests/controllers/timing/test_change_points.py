@@ -15,11 +15,11 @@ def times(steps=300, n=N, seed=0, deviation=0.05):
     return rng.uniform(0.5, 2.0, n) * np.exp(deviation * rng.standard_normal((steps, n)))
 
 
-def watch(seconds):
+def watch(seconds, noise=0.05):
     """All onsets, with the step after which each is found; and the last state."""
     state, found = ChangePoints.init(seconds.shape[1]), []
     for step, row in enumerate(seconds, 1):
-        state, onsets = state.observe(row)
+        state, onsets = state.observe(row, np.full(len(row), noise))
         found += [(step, onset) for onset in onsets]
     return found, state
 
@@ -41,7 +41,6 @@ def test_a_slow_worker_is_found_within_fifteen_steps(factor, n):
         assert onset.worker_slot == 1
         assert AT < step <= AT + 15
         assert abs(step - onset.steps - AT) <= BLOCK
-        assert onset.probability > 0.9
         np.testing.assert_allclose([onset.factor, state.factor[1]], factor, rtol=0.12)
         assert state.slow.tolist() == [slot == 1 for slot in range(n)]
 
@@ -49,7 +48,7 @@ def test_a_slow_worker_is_found_within_fifteen_steps(factor, n):
 def test_a_change_below_a_tenth_is_none():
     seconds = times(deviation=0.01)
     seconds[AT:, 1] *= 1.07
-    assert watch(seconds)[0] == []
+    assert watch(seconds, 0.01)[0] == []
 
 
 def test_a_change_common_to_all_workers_is_no_change_point():
@@ -92,8 +91,8 @@ def test_unknown_times_are_skipped():
     assert [onset.worker_slot for _, onset in found] == [1]
 
 
-def test_equal_times_give_equal_states_and_the_posterior_sums_to_one():
-    (_, one), (_, other) = (watch(times(200)) for _ in range(2))
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(np.exp(one.log_runs).sum(axis=1), 1.0)
+def test_noise_is_no_change_point():
+    """The noisier the steps, the more a worker must be slower; the noise may be known to a fifth."""
+    for deviation in (0.02, 0.2):
+        found, _ = watch(times(5_000, deviation=deviation), noise=0.8 * deviation)
+        assert found == []

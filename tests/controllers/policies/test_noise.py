@@ -14,8 +14,6 @@ from adaptive.base.errors import DriverError
 from monitors import NoiseScale
 from tests.controllers.observations import Noise, observe
 
-COVERS = ("controllers/policies/efficiency.py",)
-
 
 def asked(policy, *values, **kwargs):
     """The global batch that a policy without memory requests; None without a request."""
@@ -78,27 +76,11 @@ def test_batches_are_multiples_of_the_quantum_on_every_worker():
     assert asked(ctrl.noise_batch(), 100.0, quantum=512, upper=40) == 80
 
 
-def test_the_efficiency_cap():
-    assert ctrl.timing.efficiency(900, 300, 64) == pytest.approx(964 / 1200)
-    cap = ctrl.efficiency_cap(900, 64, 0.8)
-    assert cap == pytest.approx(305)
-    assert ctrl.timing.efficiency(900, cap, 64) == pytest.approx(0.8)
-    assert ctrl.timing.efficiency(math.inf, 1e9, 64) == 1.0
-    assert ctrl.efficiency_cap(math.inf, 64, 0.5) == math.inf
-
-    policy = ctrl.noise_batch(least_efficiency=0.8, base_batch=64, growth=100)
-    assert asked(policy, 900.0) == 304  # 305, for two workers
-    assert asked(policy, Noise(900, 0, math.inf)) is None
-    assert asked(policy, 900.0, batch_sizes=(256, 256)) == 304
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         {"growth": 1.0},
         {"min_batch": 8, "max_batch": 4},
-        {"least_efficiency": 0.5},
-        {"least_efficiency": 1.5, "base_batch": 8},
         {"multiple": 0},
     ],
 )

@@ -1,0 +1,289 @@
+"""`noise_batch` and `noise_workers`: a global batch, or a number of workers, that follows the gradient noise scale.
+
+Both read a noise scale with its confidence bounds, and act on the evidence: they grow to the lower bound, shrink to the
+upper one, and change nothing between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from adaptive import DriverError
+from adaptive.base.decision import Decision, Observation
+from controllers._policy import Policy
+from controllers.timing.seconds import shape_of
+
+
+def noise_batch(
+    *,
+    min_batch: int | None = None,
+    max_batch: int | None = None,
+    growth: float = 2.0,
+    dead_band: float = 0.1,
+    monotone: bool = False,
+    confident: bool = True,
+    factor: float = 1.0,
+    multiple: int | None = None,
+) -> Policy:
+    """Return a policy that makes the global batch follow the noise scale, which balances few examples and few steps.
+
+    The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound. Between the two bounds it
+    does not change. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
+
+    Args:
+      min_batch, max_batch: bounds; by default those of the workers.
+      growth: the largest factor by which one decision changes the batch.
+      dead_band: the least relative change.
+      monotone: whether the batch never shrinks.
+      confident: whether to use the confidence bounds; otherwise the scale itself is used, as in KungFu.
+      factor: the scale is multiplied by this.
+      multiple: batches are multiples of this; by default of the program's quantum times the active workers.
+
+    Returns:
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower`, `upper` and `signal`, or
+      a number. Pass the object: its `scale` alone does not show that there is no signal.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Mai et al. 2019, Listing 1; McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.4.
+    """
+    if growth <= 1 or dead_band < 0 or factor <= 0 or (multiple is not None and multiple < 1):
+        raise ValueError(
+            f"noise_batch: growth must be above 1, factor above 0, dead_band not negative and multiple at least 1; "
+            f"got {growth}, {factor}, {dead_band} and {multiple}."
+        )
+    if min_batch is not None and max_batch is not None and not 1 <= min_batch <= max_batch:
+        raise ValueError(f"noise_batch: 1 <= min_batch <= max_batch must hold; got {min_batch} and {max_batch}.")
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        if not observation.due:
+            return None, state
+        noise = read_noise(observation.values[0] if observation.values else None, "noise_batch")
+        if not noise.known:
+            return None, state
+        current = observation.global_batch
+        target = between(current, noise, factor, confident=confident)
+        if monotone:
+            target = max(target, current)
+        target = min(max(target, current / growth), current * growth)
+        least, most = batch_bounds(observation, min_batch, max_batch)
+        batch = round_batch(target, multiple or batch_multiple(observation), least, most)
+        if abs(batch - current) <= dead_band * current and least <= current <= most:
+            return None, state
+        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
+        note = f"batch {current} to {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
+        return Decision(global_batch=batch, notes=(note,)), state
+
+    return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",), check_noise)
+
+
+def noise_workers(
+    examples_per_worker: int,
+    *,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    growth: float = 2.0,
+    dead_band: float = 0.1,
+    monotone: bool = False,
+    confident: bool = True,
+    factor: float = 1.0,
+) -> Policy:
+    """Return a policy that makes the number of workers follow the noise scale, at a constant batch per worker.
+
+        noise = mon.noise_scale(grads, avg_grads)
+        ctrl.hook(ctrl.noise_workers(64), noise, every=20)
+
+    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. Adds workers by
+    the scale's *lower* confidence bound, and removes them by the upper bound; between the two it changes nothing.
+    Requests nothing while the scale is unknown (NaN). When a worker is lost, the batch shrinks with it.
+
+    Args:
+      examples_per_worker: the local batch.
+      min_workers, max_workers: bounds; by default the available numbers.
+      growth: the largest factor by which one decision changes the number of workers; a change by one is always allowed.
+      dead_band: the least change relative to the number of workers, in addition to the half worker of rounding.
+      monotone: whether workers are never removed.
+      confident: whether to use the confidence bounds; otherwise the scale itself is used, as in KungFu.
+      factor: the scale is multiplied by this.
+
+    Returns:
+      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower` and `upper`, or a number.
+
+    Raises:
+      ValueError: an argument is out of range.
+
+    References:
+      Mai et al. 2019, "Taming hyperparameters in deep learning systems", Listing 1.
+    """
+    if not examples_per_worker >= 1 or examples_per_worker != int(examples_per_worker):
+        raise ValueError(f"noise_workers: examples_per_worker is a whole number, 1 or more; got {examples_per_worker}.")
+    if growth <= 1 or dead_band < 0 or factor <= 0:
+        raise ValueError(
+            f"noise_workers: growth must be above 1, factor above 0 and dead_band not negative; got {growth}, {factor} "
+            f"and {dead_band}."
+        )
+    check_workers("noise_workers", min_workers, max_workers)
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        if not observation.due:
+            return None, state
+        noise = read_noise(observation.values[0] if observation.values else None, "noise_workers")
+        if not noise.known:
+            return None, state
+        there, current = len(observation.members), observation.target_workers
+        wanted = between(current, noise, factor / examples_per_worker, confident=confident)
+        if monotone:
+            wanted = max(wanted, current)
+        wanted = within_growth(wanted, there, current, growth)
+        least, most = worker_bounds(observation, min_workers, max_workers)
+        n = round(min(max(wanted, least), most))
+        if abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most:
+            n = current
+        batch = n * examples_per_worker
+        known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
+        if known:  # otherwise the batch is already requested, and waits for the workers
+            return None, state
+        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
+        note = f"workers {current} to {n}, batch {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
+        return Decision(global_batch=batch, workers=n, notes=(note,)), state
+
+    return Policy(lambda n_workers: (), update, "noise_workers", ("noise_scale",), check_noise)
+
+
+# --- noise scales -----------------------------------------------------------------------------------------------------
+
+
+class Bounds(NamedTuple):
+    """A noise scale in examples, with its confidence bounds; NaN while not known."""
+
+    scale: float
+    lower: float
+    upper: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there are measurements."""
+        return self.scale >= 0 and self.lower >= 0 and self.upper >= 0  # False for NaN
+
+
+def read_noise(value: Any, policy: str) -> Bounds:
+    """Return a hook's value as a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, whose
+    bounds are equal to it.
+
+    Not known while the object's `signal` is not positive: its scale is then a lower bound, and does not say how large
+    the noise is.
+    """
+    try:
+        if hasattr(value, "scale"):
+            if not float(getattr(value, "signal", 1.0)) > 0:
+                return Bounds(math.nan, math.nan, math.nan)
+            scale = float(value.scale)
+            return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
+        return Bounds(*[float(value)] * 3)
+    except (TypeError, ValueError):
+        raise _no_noise(value, policy) from None
+
+
+def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
+    """Check that the hook's first value can be a noise scale; used as policies' `check`."""
+    del n_workers
+    value = values[0] if values else None
+    numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
+    if value is None or any(math.prod(shape_of(x)) != 1 or isinstance(x, tuple | list | dict) for x in numbers):
+        raise _no_noise(value, policy)
+
+
+def _no_noise(value: Any, policy: str) -> DriverError:
+    got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
+    return DriverError(
+        f"{policy} reads a noise scale; it received {'nothing' if value is None else got}. Write:\n"
+        f"    noise = mon.noise_scale(grads, avg_grads)\n"
+        f"    ctrl.hook(ctrl.{policy}(), noise)"
+    )
+
+
+def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:
+    """Return the statistical efficiency of a batch size: an example's contribution, relative to a batch of size `base`.
+
+        (noise + base) / (noise + batch)
+
+    References:
+      McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", eq. 2.7; Qiao et al. 2021, "Pollux", eq. 6.
+    """
+    if math.isinf(noise_scale):
+        return 1.0
+    return (noise_scale + base) / (noise_scale + batch)
+
+
+def round_batch(target: float, multiple: int, least: int, most: int) -> int:
+    """Return the multiple between two bounds nearest to `target`; the nearest integer if there is no such multiple."""
+    first, last = -(-least // multiple), most // multiple
+    if first > last:
+        return int(min(max(target, least), most))
+    return int(min(max(round(min(target / multiple, last)), first), last)) * multiple
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
+    """Clip `current` to the confidence bounds of the noise scale times `factor`.
+
+    Args:
+      current: the present batch.
+      noise: the noise scale.
+      factor: the scale is multiplied by this.
+      confident: whether to use the confidence bounds; otherwise the result is the scale itself.
+    """
+    lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
+    return min(max(current, factor * lower), factor * upper)
+
+
+def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:
+    """Return a policy's bounds of the global batch, clipped to those of the workers."""
+    least, most = sum(observation.limits.lower), sum(observation.limits.upper)
+    low = min(max(least, min_batch or least), most)
+    return low, max(min(most, max_batch or most), low)
+
+
+def batch_multiple(observation: Observation) -> int:
+    """Return the global batch that is one quantum for each active worker."""
+    return observation.limits.quantum * len(observation.limits.active)
+
+
+def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
+    """Check a policy's bounds of the number of workers.
+
+    Raises:
+      ValueError: no number of workers is between them.
+    """
+    low = 1 if min_workers is None else min_workers
+    if not 1 <= low <= (low if max_workers is None else max_workers):
+        raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")
+
+
+def worker_bounds(observation: Observation, min_workers: int | None, max_workers: int | None) -> tuple[int, int]:
+    """Return a policy's bounds of the number of workers, clipped to the available numbers."""
+    least, most = observation.least_workers, observation.most_workers
+    low = min(max(least, min_workers or least), most)
+    return low, max(min(most, max_workers or most), low)
+
+
+def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
+    """Clip a wanted number of workers to within a factor of `growth` of the present number.
+
+    Args:
+      wanted: the number to clip.
+      there: the present number of workers.
+      current: the number that is already requested, which is always allowed.
+      growth: the factor, above 1: one worker more or fewer is always allowed.
+    """
+    fewest = min(current, math.floor(there / growth))
+    return min(max(wanted, fewest), max(current, math.ceil(there * growth)))
