@@ -16,6 +16,7 @@ from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.runtime.engine import Engine
+from adaptive.runtime.kernels.memory_bound import temporary_bytes
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout
 from adaptive.runtime.step_plan import bytes_on_device, bytes_per_execution
@@ -206,7 +207,8 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     arriving = sum(bytes_on_device(place, number, engine.layouts[number]) for number in arrives)
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
-    temporaries = list(_temporaries(engine))
+    kernels_of_one = [kernel.run for kernel in kernels.compiled.all_of(0)]
+    temporaries = temporary_bytes([*engine.compiled(0), *kernels_of_one])
     found = [
         Needed("state", _bytes_of(state), f"{len(state)} leaves"),
         Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),
@@ -221,8 +223,8 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
         Needed("receive buffers", 0 if alone else arriving, "for reduced messages"),
         Needed(
             "temporaries",
-            max(temporaries, default=0),
-            "of the largest compiled kernel" if temporaries else "not known before the first step",
+            temporaries or 0,
+            "not known before the first step" if temporaries is None else "of the largest compiled kernel",
         ),
         Needed("batches", _BATCHES * rows * row, f"{_BATCHES} of {rows} examples: one is fetched ahead"),
     ]
@@ -250,12 +252,3 @@ def _constants(engine: Engine) -> Iterable[Any]:
     arrays = [c for values in engine.context.programs.consts.values() for c in values[0].values()]
     arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.call.consts.values()]
     return {id(c): c for c in arrays}.values()
-
-
-def _temporaries(engine: Engine) -> Iterator[int]:
-    """Yield the bytes of temporaries of each compiled program, if XLA reports them."""
-    programs = [*engine.compiled(0), *(kernel.run for kernel in engine.kernels.compiled.all_of(0))]
-    for program in programs:
-        analysis = getattr(program, "memory_analysis", lambda: None)()
-        if analysis is not None:
-            yield analysis.temp_size_in_bytes

@@ -21,7 +21,6 @@ themselves would need a second axis, over which their leaves are sharded and thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -260,55 +259,31 @@ class _OneWorker:
     def commit(self) -> Results:
         """Run the final segment, whose results replace the state if all messages are finite."""
         plan, given, n = self._plan, self._given, len(self._old)
-        chosen = _Chosen(self._ok)
-        checked = bool(self._steps.finite_checks)
-        if checked:
-            chosen.replace(plan.final_outputs[:n], self._old)
-        even = self._as_one(plan)
-        layouts = self._steps.layouts
-        call = segment_function(plan, plan.final, self._steps.feed, layouts, taken_as=chosen, as_one=even)
+        ok, outputs, done = jnp.stack(self._ok).all(), plan.final_outputs[:n], set[Atom]()
+        # A step whose values are not checked is always committed.
+        old = {v: x for v, x in zip(outputs, self._old, strict=True) if isinstance(v, Var) and outputs.count(v) == 1}
+        old = old if self._steps.finite_checks else {}
+
+        def chosen(new: Any, before: Any) -> Any:
+            return jax.lax.optimization_barrier(jnp.where(ok, new, before))
+
+        # Each leaf is selected as soon as it is computed, followed by a barrier. Otherwise, if one leaf is computed
+        # from another (parameters from an optimizer's averages), XLA would compute the other leaf twice, and copy its
+        # old value, whose memory is overwritten. In a step that is not committed, later leaves are computed from old
+        # ones; they are discarded.
+        def taken_as(var: Var, value: Any) -> Any:
+            if var not in old:
+                return value
+            done.add(var)
+            return chosen(value, old[var])
+
+        layouts, even = self._steps.layouts, self._as_one(plan)
+        call = segment_function(plan, plan.final, self._steps.feed, layouts, taken_as=taken_as, as_one=even)
         values = {**self._values, **self._consts["final", 0, 0]}
         out = call.run(*(values[address] for address in call.arguments))
-        new = chosen.all_of(out[:n], self._old) if checked else out[:n]
-        fault = jnp.where(chosen.ok | (given.fault >= 0), given.fault, given.step)
+        new = out[:n]
+        if self._steps.finite_checks:  # also results that the final segment only passes through
+            each = zip(outputs, new, self._old, strict=True)
+            new = [x if isinstance(v, Var) and v in done else chosen(x, before) for v, x, before in each]
+        fault = jnp.where(ok | (given.fault >= 0), given.fault, given.step)
         return Results(new, given.step + 1, fault, out[n:])
-
-
-class _Chosen:
-    """Selects the new state if all messages are finite, otherwise the old one.
-
-    Selects each leaf as soon as it is computed, followed by a barrier. Otherwise, if one leaf is computed from another
-    (parameters from an optimizer's averages), XLA would compute the other leaf twice, and copy its old value, whose
-    memory is overwritten. In a step that is not committed, later leaves are computed from old ones; they are discarded.
-
-    Args:
-      ok: whether earlier steps were finite, and each message.
-    """
-
-    def __init__(self, ok: Sequence[Any]):
-        self.ok = jnp.stack(ok).all()
-        self._old: dict[Var, Any] = {}
-        self._done: list[Atom] = []
-        self._new: list[Atom] = []
-
-    def replace(self, new: Sequence[Atom], old: Sequence[Any]) -> None:
-        """Select each of `new` when it is computed."""
-        self._new = list(new)
-        self._old = {v: x for v, x in zip(new, old, strict=True) if isinstance(v, Var) and self._new.count(v) == 1}
-
-    def __call__(self, var: Var, value: Any) -> Any:
-        """Return the value to use for a computed variable: the selected one, if it is part of the state."""
-        if var not in self._old:
-            return value
-        self._done.append(var)
-        return self._of(value, self._old[var])
-
-    def all_of(self, results: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-        """Return all selected results, including those that the final segment only passes through."""
-        done = {id(v) for v in self._done}
-        return [
-            x if id(v) in done else self._of(x, before) for v, x, before in zip(self._new, results, old, strict=True)
-        ]
-
-    def _of(self, new: Any, old: Any) -> Any:
-        return jax.lax.optimization_barrier(jnp.where(self.ok, new, old))

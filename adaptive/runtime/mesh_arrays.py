@@ -84,10 +84,8 @@ class MeshVectors:
 
     def __init__(self, feed: Feed, arrays: MeshArrays):
         self._feed, self._arrays = feed, arrays
-        self._measured = [(1, i, s) for i, s in enumerate(feed.floats) if s not in _ON_DEVICES]
-        self._measured += [(2, i, s) for i, s in enumerate(feed.ints) if s not in _ON_DEVICES]
-        self._said: list[list[float]] = []
-        self._known: tuple[Any, ...] = ()  # (sizes and seed, vectors on the host)
+        self._measured = [source for source in (*feed.floats, *feed.ints) if source not in _ON_DEVICES]
+        self._last: tuple[Any, ...] = ()
         self._there: Any = None
 
     def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading], microbatches: int) -> tuple[Any, Any]:
@@ -96,18 +94,12 @@ class MeshVectors:
         Args:
           microbatches: their number on each worker.
         """
-        key = sizes, readings[0].seed, microbatches
-        if not self._known or key != self._known[0]:
+        measured = [[source.read(reading) for source in self._measured] for reading in readings]
+        now = sizes, readings[0].seed, microbatches, measured
+        if now != self._last:
             vectors = [self._feed.measure(reading, microbatches) for reading in readings]
-            self._known = key, [floats[None] for floats, _ in vectors], [ints[None] for _, ints in vectors]
-            self._said = []
-            self._there = self._arrays.rows(self._known[1:])
-        elif self._measured:
-            said = [[source.read(reading) for _, _, source in self._measured] for reading in readings]
-            if said != self._said:
-                self._said = said
-                for row, values in enumerate(said):
-                    for (kind, place, _), value in zip(self._measured, values, strict=True):
-                        self._known[kind][row][0, place] = value
-                self._there = self._arrays.rows([[row.copy() for row in rows] for rows in self._known[1:]])
+            self._last = now
+            self._there = self._arrays.rows(
+                [[vector[None] for vector in of_all] for of_all in zip(*vectors, strict=True)]
+            )
         return self._there

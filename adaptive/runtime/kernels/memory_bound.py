@@ -174,7 +174,7 @@ def check_memory(ctx: StepContext, error: jax.errors.JaxRuntimeError, microbatch
         try:
             leaf.block_until_ready()
         except (RuntimeError, jax.errors.JaxRuntimeError):  # on accelerators an update may fail after its step
-            raise failed_update(error) from error
+            check_update(error)
     largest = max((size for of_worker in microbatches for size in of_worker), default=1)
     why = str(error).partition("\n")[0].rstrip(".")
     if largest == 1:
@@ -195,18 +195,9 @@ def check_update(error: Exception, what: str = "the update of the state") -> Non
       what: the computation, for the error.
     """
     if ran_out_of_memory(error):
-        raise failed_update(error, what) from error
-
-
-def failed_update(error: Exception, what: str = "the update of the state") -> OutOfMemoryError:
-    """Return the error of a computation of the new state that ran out of memory.
-
-    Args:
-      what: the computation.
-    """
-    why = str(error).partition("\n")[0].rstrip(".")
-    return OutOfMemoryError(
-        f"memory ran out in {what}: {why}. It was given the memory of the old state, so the step cannot be taken "
-        "again: restore a checkpoint. To need less memory, use a smaller local batch (max_local_batch=), an optimizer "
-        "that holds less, or a device with more memory."
-    )
+        why = str(error).partition("\n")[0].rstrip(".")
+        raise OutOfMemoryError(
+            f"memory ran out in {what}: {why}. It was given the memory of the old state, so the step cannot be taken "
+            "again: restore a checkpoint. To need less memory, use a smaller local batch (max_local_batch=), an "
+            "optimizer that holds less, or a device with more memory."
+        ) from error
