@@ -173,6 +173,12 @@ class World:
         return self.devices if self.local_mesh is None else (self.local_mesh.whole,) * len(self.devices)
 
     @property
+    def workers_in_words(self) -> str:
+        """This process's workers: "worker 3", "workers 4–7". Local."""
+        first, *others = self.workers
+        return f"workers {first}–{others[-1]}" if others else f"worker {first}"
+
+    @property
     def size(self) -> int:
         """The current number of workers. Replicated."""
         return len(self.members)

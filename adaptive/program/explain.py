@@ -208,7 +208,7 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
     kernels_of_one = [kernel.run for kernel in kernels.compiled.all_of(0)]
-    temporaries = temporary_bytes([*engine.compiled(0), *kernels_of_one])
+    temporaries = temporary_bytes([*engine.context.programs.of(0), *kernels_of_one])
     found = [
         Needed("state", _bytes_of(state), f"{len(state)} leaves"),
         Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),

@@ -247,12 +247,6 @@ class ProgramParts:
         self.activity.end()
         self.activity.between()
 
-    @property
-    def workers_in_words(self) -> str:
-        """This process's workers, for errors."""
-        first, *others = self.world.workers
-        return f"workers {first}–{others[-1]}" if others else f"worker {first}"
-
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
         """Return the state in the user's structure, from its leaves."""
         return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])

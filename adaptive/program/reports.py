@@ -226,7 +226,7 @@ def _decide(
     try:
         return p.decisions.after_step(step, epoch, outcome.hooks, ran, examples)
     except Exception as error:
-        error.add_note(f"after step {step}, on {p.workers_in_words}")
+        error.add_note(f"after step {step}, on {p.world.workers_in_words}")
         report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)
         raise
 

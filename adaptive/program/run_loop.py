@@ -131,7 +131,7 @@ class RunLoop:
             error.add_note(f"The state of {p.name} is {is_what}.")
             raise
         except Exception as error:
-            error.add_note(f"in step {run.step + 1}, on {p.workers_in_words}")
+            error.add_note(f"in step {run.step + 1}, on {world.workers_in_words}")
             report_failure(p.world, f"in step {run.step + 1} of {p.name}", error)
             raise
         return self._reports.finish(outcome, notes)

@@ -157,10 +157,6 @@ class Engine:
         self.context.programs.compile()
         self.kernels.require_microbatches(microbatches)
 
-    def compiled(self, local_index: int) -> list[Callable[..., Any]]:
-        """Return the compiled programs of one worker, except its kernels; none before the first step."""
-        return self.context.programs.of(local_index)
-
     def expect(self, sizes: Sequence[int]) -> None:
         """Set the minimum number of microbatches for these sizes of all workers. Precedes questions about kernels."""
         self.kernels.min_microbatches = self.min_microbatches_of(max(sizes), sum(sizes))

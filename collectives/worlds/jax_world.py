@@ -125,8 +125,7 @@ class JaxWorld(MultiProcessWorld):
         return results.pop()
 
     def __repr__(self) -> str:
-        own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
-        which = f"rank {self.rank} of {self.processes}: {own} on {describe(self.devices)}"
+        which = f"rank {self.rank} of {self.processes}: {self.workers_in_words} on {describe(self.devices)}"
         return f"JaxWorld({self.capacity} worker{'s' * (self.capacity > 1)}; {which})"
 
     def _meet(self) -> tuple[list[list[int]], list[frozenset[int] | None]]:

@@ -170,9 +170,8 @@ class MPIWorld(ElasticWorld):
     def __repr__(self) -> str:
         there = len(self.members)
         s, slots = "s" * (there > 1), f" on {self.capacity} slots" if there < self.capacity else ""
-        own = f"worker {self.workers[0]}" if len(self.workers) == 1 else f"workers {self.workers[0]}–{self.workers[-1]}"
         which = "on standby" if self.in_reserve else f"rank {self.rank} of {self.processes}"
-        return f"MPIWorld({there} worker{s}{slots}; {which}: {own} on {self.local_mesh or describe(self.devices)})"
+        return f"MPIWorld({there} worker{s}{slots}; {which}: {self.workers_in_words} on {self.local_mesh or describe(self.devices)})"
 
 
 def _ordered_by_host(mpi: Any, comm: MPI.Comm | None) -> tuple[Any, Any]:
