@@ -171,7 +171,8 @@ class MPIWorld(ElasticWorld):
         there = len(self.members)
         s, slots = "s" * (there > 1), f" on {self.capacity} slots" if there < self.capacity else ""
         which = "on standby" if self.in_reserve else f"rank {self.rank} of {self.processes}"
-        return f"MPIWorld({there} worker{s}{slots}; {which}: {self.workers_in_words} on {self.local_mesh or describe(self.devices)})"
+        own = f"{self.workers_in_words} on {self.local_mesh or describe(self.devices)}"
+        return f"MPIWorld({there} worker{s}{slots}; {which}: {own})"
 
 
 def _ordered_by_host(mpi: Any, comm: MPI.Comm | None) -> tuple[Any, Any]:
