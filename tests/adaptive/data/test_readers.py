@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +20,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base.waits import wait_of
-from adaptive.data.readers import ReaderThreads
 from adaptive.data.stream import Stream, open_data
 from tests.speed import limit
 
@@ -32,25 +29,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_thread_ends_with_its_owner_and_holds_no_task():
-    class Owner:
-        def __init__(self):
-            self.thread = ReaderThreads()
-
-        def read(self):
-            return [1]
-
-    owner = Owner()
-    owner.thread.submit(owner.read).result(limit(10))
-    running, alive = owner.thread._threads[0], weakref.ref(owner)
-    owner.thread.submit(int).result(limit(10))  # the thread is done with the task before
-    del owner
-    gc.collect()
-    assert alive() is None
-    running.join(limit(10))
-    assert not running.is_alive()
 
 
 ENDS = """

@@ -258,22 +258,6 @@ def test_readers_read_each_example_once_whatever_the_sizes(piece, ahead):
     stream.close()
 
 
-@pytest.mark.parametrize("piece", [1, 3])
-def test_after_a_failed_read_only_what_is_missing_is_read(piece):
-    data = Read(200, piece)
-    stream = Stream(data, seed=0, workers=range(1))
-    (bad,) = stream.indices(2, 1).tolist()
-    data.source.broken = {bad}
-    with pytest.raises(OSError, match="cannot be read"):
-        stream.take((8,))
-    data.source.broken = set()
-    (batch,) = stream.take((30,)).batches  # of which some are read already, on both sides of the one that failed
-    assert batch["number"].tolist() == stream.indices(0, 30).tolist()
-    again = len(data.asked) - len(set(data.asked))
-    assert again == piece
-    stream.close()
-
-
 def test_readers_forget_what_no_step_needs():
     data = Read(5000, 10)
     stream = Stream(data, seed=0, workers=range(1))
