@@ -283,6 +283,14 @@ def test_an_iterator_with_a_state_is_not_replayed():
     other.close()
 
 
+def test_examples_that_are_skipped_are_not_kept():
+    stream = opened(ad.data.from_iterator(counted(3000)))
+    stream.go_on((2000,), "")
+    assert len(stream._data._runs[0]._kept) <= 1
+    assert flat(walk(stream, [(2,)])) == [2000, 2001]
+    stream.close()
+
+
 class Refusing(Stateful):
     """One of another version: it refuses the state after it has moved."""
 
