@@ -193,6 +193,15 @@ def test_a_hook_that_reads_a_local_value_is_refused_with_name_and_line():
     assert "batch[" in made_line
 
 
+def test_a_hook_that_reads_a_local_measurement_is_refused():
+    def driver(state, batch):
+        operators.hook("adapt", Recorder(), (read(SECONDS),))
+        return state, {}
+
+    with pytest.raises(ad.ReplicationError, match="hook 'adapt' .*'seconds', which each worker measures for itself"):
+        planned(driver, 0.0)
+
+
 def test_a_hook_may_read_all_that_is_replicated():
     recorder = Recorder()
 
