@@ -198,7 +198,7 @@ def test_a_hook_that_reads_a_local_measurement_is_refused():
         operators.hook("adapt", Recorder(), (read(SECONDS),))
         return state, {}
 
-    with pytest.raises(ad.ReplicationError, match="hook 'adapt' .*'seconds', which each worker measures for itself"):
+    with pytest.raises(ad.ReplicationError, match=r"hook 'adapt' .*'seconds', which each worker measures for itself"):
         planned(driver, 0.0)
 
 
