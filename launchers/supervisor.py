@@ -37,12 +37,14 @@ from typing import Any, NoReturn
 from . import activity, ending, inspection
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_DEADLY = (*PASSED_ON, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV)
 CONNECT_SECONDS = 3.0
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _AT_ONCE = 1 << 16  # bytes
 _TICK_SECONDS = 1.0
+_SIGNALS = 128  # exit codes above are 128 + the signal that killed a process
 _WAITS_SECONDS = 0.75  # in an operation, after which the launcher is told
 
 
@@ -146,7 +148,7 @@ class _Supervisor:
         child: int,
         of_command: bool,
     ):
-        self._whole_group = of_command and os.getpgrp() == os.getpid()
+        self._of_command, self._whole_group = of_command, of_command and os.getpgrp() == os.getpid()
         self._launcher, self._rank, self._child = launcher, rank, child
         self._record, self._next_tick = record, time.monotonic() + _TICK_SECONDS
         self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
@@ -249,14 +251,15 @@ class _Supervisor:
             while self._from_rank():
                 pass
         self._look(0, detailed=False)  # in which worlds it was
-        if not os.WIFSIGNALED(status):
-            code = os.WEXITSTATUS(status)
+        number, code = os.WTERMSIG(status), os.WEXITSTATUS(status)
+        if self._of_command and code - _SIGNALS in _DEADLY:  # so a shell ends whose program was killed
+            number = code - _SIGNALS
+        if not number:
             self.report(exited=code)
             os._exit(code)
-        number = os.WTERMSIG(status)
         self.report(killed=number)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child may have left a core dump; write no second one
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
-        os._exit(128 + number)
+        os._exit(_SIGNALS + number)

@@ -127,7 +127,12 @@ def test_a_signal_to_a_command_reaches_the_processes_that_it_has_started(start):
     rank = start("", "sh", "-c", "trap : TERM; sh -c 'echo there; exec sleep 1000' & wait $!; wait $!; exit $?")
     assert rank.said() == "there"
     rank.line.sendall(b"signal 15\n")
-    assert rank.end() == ([{"exited": 128 + 15}], 128 + 15)
+    assert rank.end() == ([{"killed": 15}], -15)
+
+
+@pytest.mark.parametrize(("code", "report", "status"), [(137, {"killed": 9}, -9), (255, {"exited": 255}, 255)])
+def test_a_shell_whose_program_was_killed_counts_as_killed(code, report, status, start):
+    assert start("", "sh", "-c", f"exit {code}").end() == ([report], status)
 
 
 def test_words_of_the_launcher_that_arrive_in_pieces_are_put_together(start):
