@@ -60,7 +60,8 @@ def draw(seed: int) -> Fault:
         # `sys.exit(0)` in a world is the end of its block for this rank: all raise, unless all do it at once.
         meets = fault.way == "sys.exit(0)" and phase in INSIDE and len(victims) > 1
         # Rank 2 is in reserve, and is not in these phases: members alone are.
-        absent = phase in ("step", "exchange", "hook") and 2 in victims
+        in_reserve = ("step", "exchange", "hook", *(("joining", "checkpoint") if len(victims) < RANKS else ()))
+        absent = phase in in_reserve and 2 in victims
         in_thread = phase == "writing" and fault.way in ("sys.exit(0)", "sys.exit(3)", "raises")
         if not (stopped_unwatched or python_at_exit or meets or absent or in_thread):
             return fault

@@ -19,7 +19,6 @@ MATHEMATICS, *PROGRAMS = (
     TESTS / "program" / f"test_{name}.py"
     for name in (
         "same_mathematics",
-        "trace",
         "own_collectives",
         "not_finite",
         "hyperparameters",
