@@ -137,7 +137,7 @@ class Source:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        ({"x": np.zeros(24), "y": np.zeros(23)}, "different numbers of examples: data['x']: 24, data['y']: 23"),
+        ({"x": np.zeros(24), "y": np.zeros(23)}, "different numbers of examples"),
         ({"x": np.zeros((0, 3))}, "the data set is empty: data['x'] has shape (0, 3)"),
         ({}, "the data set has no arrays"),
         ({"x": np.zeros(24), "y": 3.0}, "data['y'] is a single number"),
