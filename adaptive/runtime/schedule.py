@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from adaptive.base.arrays import is_key
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import FIXED, Reading
 
@@ -249,7 +250,7 @@ class _WorkerPlaces:
         place = self._new(list(values), places)
         self.values[place.places] = values.values()
 
-    def _put(self, host: Mapping[Address, np.ndarray], places: dict[Address, int]) -> None:
+    def _put(self, host: Mapping[Address, Any], places: dict[Address, int]) -> None:
         """Put arrays where the worker computes, and in new places, where they stay."""
         sharding = self._ctx.placements[self._local_index].sharding
         device = jax.device_put(list(host.values()), [sharding(address, x.shape) for address, x in host.items()])
@@ -322,9 +323,10 @@ class _WorkerPlaces:
             return
         if self.present and not self.microbatches:
             # In place of a kernel's outputs. Results computed from them are discarded.
-            kept = enumerate(self._plan.microbatches[level].outputs)
-            zeros = {("microbatch", level, i): np.zeros(a.aval.shape, a.aval.dtype) for i, a in kept}
-            self._put(zeros, self.places)
+            kept = [a.aval for a in self._plan.microbatches[level].outputs]
+            # Keys have no numpy dtype.
+            zeros = [(jax.lax.full if is_key(aval) else np.full)(aval.shape, 0, aval.dtype) for aval in kept]
+            self._put({("microbatch", level, i): value for i, value in enumerate(zeros)}, self.places)
         parts: list[Address] = []
         for n, (size, own) in enumerate(zip(self.microbatches, self._own, strict=True)):
             kernel = self._ctx.kernels.kernel(self._local_index, size, level)

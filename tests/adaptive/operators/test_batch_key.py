@@ -136,6 +136,24 @@ def test_it_is_a_key_like_others():
     assert (jax.random.uniform(first, (4, 4)) != jax.random.uniform(second, (4, 4))).any()
 
 
+def test_a_worker_without_examples_keeps_no_keys():
+    """Keys of a batch, and of its examples, that a message lies between."""
+
+    def driver(w, batch):
+        key, keys = ad.batch_key(), ad.example_keys()
+        mean = comm.all_reduce(jnp.mean(batch["y"] + jax.random.normal(key, batch["y"].shape)))
+        noise = jax.random.uniform(key, batch["y"].shape) + jax.vmap(jax.random.normal)(keys)
+        return w + comm.all_reduce(jnp.mean(noise * mean)), {}
+
+    states = []
+    for shares in ([1, 0], [1, 1]):
+        options = {"global_batch": 12, "shares": shares, "world": LocalWorld(2), "resizable": False}
+        with ad.Program(driver, jnp.zeros(()), make_data(), **options) as program:
+            program.step()
+            states.append(float(program.state))
+    assert states[0] == pytest.approx(states[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(FEATURES,), (1, FEATURES), ()])
 def test_a_key_without_a_row_per_example_is_refused(shape):
     def driver(state, batch):
