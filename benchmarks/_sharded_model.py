@@ -1,6 +1,6 @@
 """The model of `sharded_worker.py`, and its steps in one process: run as a script, it takes them on request.
 
-    python benchmarks/_sharded_model.py WIDTH GLOBAL_BATCH WORKERS
+    python benchmarks/_sharded_model.py WIDTH GLOBAL_BATCH WORKERS CORE...
 
 Reads lines such as `one jit 10` or `DeviceWorld 10`, takes so many steps, and answers each with a line.
 """
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _measure import pin
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -69,7 +70,8 @@ def by_one_jit(workers: int, width: int, batch: int) -> Callable[[int], Any]:
         updates, opt = TX.update(grads, opt, params)
         return (optax.apply_updates(params, updates), opt), loss
 
-    to = jax.tree.map(lambda leaf: leaf.sharding, kept["state"]), None
+    everywhere = NamedSharding(mesh, P())
+    to = jax.tree.map(lambda leaf: leaf.sharding if leaf.ndim else everywhere, kept["state"]), everywhere
     call = jax.jit(step, donate_argnums=0, out_shardings=to)
 
     def steps(count: int) -> Any:
@@ -91,7 +93,8 @@ def by_device_world(workers: int, width: int, batch: int) -> Callable[[int], Any
 
 
 def main() -> None:
-    width, batch, workers = map(int, sys.argv[1:])
+    width, batch, workers, *cores = map(int, sys.argv[1:])
+    pin(*cores)
     made = by_one_jit(workers, width, batch), by_device_world(workers, width, batch)
     ways = dict(zip(WAYS, made, strict=True))
     print("ready", flush=True)

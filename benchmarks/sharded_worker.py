@@ -97,13 +97,13 @@ def in_one_process(width: int, batch: int) -> Iterator[dict[str, Callable[[int],
     if RANKS.rank == 0:
         launched = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "PJRT_NPROC")
         plain = {name: value for name, value in os.environ.items() if not name.startswith(launched)}
+        script = Path(__file__).with_name("_sharded_model.py")
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("_sharded_model.py")), *map(str, (width, batch, RANKS.size))],
+            [sys.executable, str(script), *map(str, (width, batch, RANKS.size, *CORES))],
             env={**plain, "JAX_NUM_CPU_DEVICES": str(4 * RANKS.size)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, CORES),
         )
 
     def answered() -> None:

@@ -16,10 +16,12 @@ import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from adaptive.base.arrays import numbers_of
 from adaptive.base.local_mesh import LocalMesh
 from adaptive.runtime.local_world import LocalWorld
 from tests.program.problems import build, difference, stream
 from tests.program.test_worker_on_a_mesh import SPECS, TX, loss_of, make_data, mesh_of, state_on
+from tests.relaxed import relaxed_tx
 
 COVERS = ("adaptive/runtime/placement.py", "adaptive/base/local_mesh.py")
 
@@ -43,7 +45,7 @@ def same_on_a_mesh(driver, state_of, steps=4, global_batch=48, **options):
     for mesh in (None, mesh_of()):
         program = build(driver, state_of(mesh), make_data(), global_batch, world=workers(3, mesh), **options)
         reports = [program.step() for _ in range(steps)]
-        found.append((jax.device_get(program.state), [report.metrics for report in reports]))
+        found.append((jax.tree.map(numbers_of, program.state), [report.metrics for report in reports]))
     assert difference(*(state for state, _ in found)) < 1e-12
     for a, b in zip(*(jax.tree.leaves(metrics) for _, metrics in found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
@@ -113,6 +115,41 @@ def test_the_examples_of_all_workers_are_gathered_with_a_derivative():
     same_on_a_mesh(contrastive, lambda mesh: state_on(mesh)["params"], shares=[3, 2, 1])
 
 
+def test_leaves_of_every_kind():
+    """A leaf over two axes, integers, a key, booleans, and an optimizer for each kind of leaf."""
+    rates = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(1e-2, 1e-3, 5))
+    kinds = {"a": "adam", "b": "adam", "c": "sgd", "s": "none"}
+    each = {"adam": rates, "sgd": optax.sgd(0.1, momentum=0.9), "none": optax.set_to_zero()}
+    tx = relaxed_tx(optax.chain(optax.clip_by_global_norm(1.0), optax.multi_transform(each, kinds)))
+
+    def mixed(state, batch):
+        loss, grads = comm.all_reduce(jax.value_and_grad(loss_of)(state["params"], batch))
+        updates, opt = tx.update(grads, state["opt"], state["params"])
+        key, noise = jax.random.split(state["key"])
+        flips = jax.random.bernoulli(noise, 0.5, state["flags"].shape)
+        seen = state["seen"].at[state["step"]].add(1)
+        params = optax.apply_updates(state["params"], updates)
+        return {
+            "params": params,
+            "opt": opt,
+            "key": key,
+            "flags": state["flags"] ^ flips,
+            "seen": seen,
+            "step": state["step"] + 1,
+        }, {"loss": loss}
+
+    def state_of(mesh):
+        params = state_on(mesh)["params"]
+        seen = jnp.zeros((8, 3), jnp.int32)
+        if mesh is not None:
+            seen = jax.device_put(seen, NamedSharding(mesh, P(("fsdp", "tp"))))
+        rest = {"key": jax.random.key(1), "flags": jnp.zeros(5, bool), "seen": seen, "step": jnp.int32(0)}
+        return {"params": params, "opt": tx.init(params), **rest}
+
+    program = same_on_a_mesh(mixed, state_of, shares=[3, 2, 1])
+    assert program.state["seen"].sharding.spec == P(("fsdp", "tp"))
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 EXAMPLES, WIDTH, GRANULE = 320, 8, 4
@@ -147,7 +184,7 @@ def adapted(w, batch):
     previous = operators.operator_state("previous size", np.float32(np.nan), lambda before: (size, before))
     seconds = comm.all_gather(1e-3 + jnp.asarray(SECONDS_PER_EXAMPLE, jnp.float32)[ad.worker_index()] * previous)
     policy = ctrl.Policy(lambda n: (), SWITCH.update, "switch")
-    ctrl.hook(policy, seconds, jnp.nanmax(seconds) + 1e-3, jnp.float32(200.0), every=2)
+    ctrl.hook(policy, seconds, jnp.nanmax(seconds) + 1e-3, jnp.float32(1000.0), every=2)
     loss, grad = jax.value_and_grad(lambda w: jnp.square(batch["x"] - w[None]).mean())(w)
     loss, grad = comm.all_reduce((loss, grad))
     return w - lr * grad, {"loss": loss, "lr": lr}
@@ -179,13 +216,8 @@ POLICIES = {
     "noise_batch": (ctrl.noise_batch(max_batch=128), (NOISE,)),
     "noise_workers": (ctrl.noise_workers(32), (NOISE,)),
     "schedule": (ctrl.schedule({0: 48, 4: 96, 8: 36}), ()),
-    "seesaw": (
-        ctrl.published.seesaw(EXAMPLES, base=48, max_batch=128, lr=lambda seen: 0.05 / (1 + seen / 200)),
-        (),
-    ),
-    "by_epochs": (ctrl.by_epochs(lr=lambda epoch: 0.05 / (1 + epoch)), ()),
-    "by_examples": (ctrl.by_examples(EXAMPLES, lr=lambda seen: 0.05 / (1 + seen / 100)), ()),
-    "momentum_of_batch": (ctrl.momentum_of_batch("lr", 0.9, base=24), ()),
+    "seesaw": (ctrl.published.seesaw(base=48, max_batch=128, lr=lambda seen: 0.05 / (1 + seen / 200)), ()),
+    "schedule of a hyperparameter": (ctrl.schedule(lr=lambda epoch: 0.05 / (1 + epoch), by="epochs"), ()),
 }
 
 

@@ -102,6 +102,14 @@ def test_a_mesh_computes_what_one_device_does(whole, shape):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+def test_a_mesh_that_splits_no_batches(whole):
+    mesh = mesh_of((1, 4))
+    with comm.SoloWorld(mesh=mesh, batch_axes=()) as world:
+        assert "whole batches on each" in repr(world)
+        program, _ = trained(state_on(mesh), world)
+    assert difference(jax.device_get(program.state), whole[0]) < 1e-12
+
+
 def test_a_batch_in_microbatches_that_do_not_divide_the_mesh(whole):
     mesh = mesh_of((4, 1))
     with comm.SoloWorld(mesh=mesh) as world:
