@@ -6,7 +6,6 @@ messages, spawning and the rendezvous have files of their own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -40,7 +39,6 @@ from .spawning import SpawnedProcess, Spawner, SpawnRequest
 from .standby import (
     ALL_LOST,
     ASK,
-    DISMISSED,
     FAILED,
     MEET,
     READY,
@@ -52,8 +50,6 @@ from .standby import (
 
 MOST_WORKERS = 1 << 20
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
-
-_log = logging.getLogger("adaptive")
 
 
 class ElasticWorld(MultiProcessWorld):
@@ -368,8 +364,6 @@ class ElasticWorld(MultiProcessWorld):
     def _end_standby(self, word: str, content: Any) -> None:
         """End this process on standby, upon a message that is no call to a rendezvous."""
         self.lifetime.closed = True
-        if word == DISMISSED and content:
-            _log.error("this spawned process is not admitted: %s.", content)
         if self._pair is not None:
             ending.leave_job()
         what = WORKERS_LOST if word == ALL_LOST else f"the workers have stopped: {content}"

@@ -43,30 +43,23 @@ class SpawnRequest(NamedTuple):
 
 
 class SpawnedProcess:
-    """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`."""
+    """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`.
+
+    Attributes:
+      digests: what it has built, once it is ready; else None.
+    """
 
     def __init__(self, mpi: Any, pair: Any, worker_slots: range):
         self.pair, self.worker_slots = pair, worker_slots
         self.messages = ControlMessages(mpi, pair)
-        self.ready = self.refused = self.dead = False
+        self.digests: Mapping[str, str] | None = None
         self.messages.send([1], ASK)
 
-    def receive(self, build_digests: Mapping[str, str]) -> None:
-        """Receive its readiness and the digests of its program; refuse it if they differ from `build_digests`."""
-        self.dead = bool(self.messages.dead([1]))
-        message = self.messages.receive()
-        if message is None or message[0] != READY:
-            return
-        differs = [name for name in build_digests if message[1].get(name) != build_digests[name]]
-        self.ready, self.refused = not differs, bool(differs)
-        if differs:
-            name = differs[0]
-            theirs, own = message[1].get(name), build_digests[name]
-            text = f"{name} differs: {own} on the workers, {theirs} on the spawned process"
-            _log.error(
-                "a spawned process is not admitted: %s. Spawned processes run the command that started the job.", text
-            )
-            self.messages.send([1], DISMISSED, text)
+    def differs(self, build_digests: Mapping[str, str]) -> str:
+        """Return how its program differs from that of the workers; "" if it does not, or is not built."""
+        theirs = build_digests if self.digests is None else self.digests
+        found = ((name, own, theirs.get(name)) for name, own in build_digests.items() if theirs.get(name) != own)
+        return next((f"{n} differs: {own} on the workers, {it} on the spawned process" for n, own, it in found), "")
 
 
 class Spawner:
@@ -112,23 +105,27 @@ class Spawner:
             )
 
     def ready(self, build_digests: Mapping[str, str]) -> list[SpawnedProcess]:
-        """Return the processes that can be admitted. Receives their messages."""
-        there = [spawned for spawned in list(self._spawned.values()) if spawned is not None]
-        for spawned in there:
-            if not spawned.ready:
-                spawned.receive(build_digests)
-            if spawned.refused or spawned.dead:
-                self._give_up(spawned)
-        return [spawned for spawned in there if spawned.ready and not spawned.dead]
-
-    def _give_up(self, spawned: SpawnedProcess) -> None:
-        """Forget a process that will not join; if it has died, another one may be spawned in its place."""
-        del self._spawned[spawned.worker_slots[0]]
-        self._deaths += spawned.dead
-        self.failed |= spawned.refused or self._deaths == _MOST_DEATHS
-        if spawned.dead:
-            text = "no more are spawned" if self.failed else "another one is spawned in its place"
-            _log.warning("a spawned process has died before it joined; %s.", text)
+        """Return the processes that can be admitted. Receives their messages, and forgets those that will not join."""
+        found = []
+        for spawned in [spawned for spawned in list(self._spawned.values()) if spawned is not None]:
+            message = spawned.messages.receive()
+            if message is not None and message[0] == READY:
+                spawned.digests = message[1]
+            if spawned.messages.dead([1]):
+                del self._spawned[spawned.worker_slots[0]]
+                self._deaths += 1
+                self.failed |= self._deaths == _MOST_DEATHS
+                text = "no more are spawned" if self.failed else "another one is spawned in its place"
+                _log.warning("a spawned process has died before it joined; %s.", text)
+            elif differs := spawned.differs(build_digests):
+                del self._spawned[spawned.worker_slots[0]]
+                self.failed = True
+                advice = "Spawned processes run the command that started the job."
+                _log.error("a spawned process is not admitted: %s. %s", differs, advice)
+                spawned.messages.send([1], DISMISSED)
+            elif spawned.digests is not None:
+                found.append(spawned)
+        return found
 
     def admitted(self, spawned: Sequence[SpawnedProcess]) -> None:
         """Forget these processes: they are part of the job."""
