@@ -116,7 +116,8 @@ def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examp
         program.rescale(shares=[1, 0, 0, 1])
         program._loop.membership_changes.apply()
         assert own()[3] == 7
-        program.step()
+        notes = program.step().notes
+        assert "worker 3 joined, with the initial value of the state that is kept per worker." in notes
         assert own()[1] == first[1]
         assert np.isfinite(own()).all()
 
