@@ -62,7 +62,7 @@ _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
 _NUDGES = 2  # trials with perturbed inputs
-_NEGLIGIBLE = 1e-4  # relative to other reduced values; smaller values count as 0 with rounding errors
+_NEGLIGIBLE = 1e-9  # relative to the largest reduced value; smaller ones count as 0 with rounding errors
 _NOT_THE_MEAN = 0.02  # relative to its norm
 _ONE_SPLIT = "nothing to compare: a batch of {} cannot be split in another way."
 
@@ -80,7 +80,7 @@ def check_invariance(
 
     Args:
       seed: seed of the random splits.
-      tolerance: relative to the norm of a reduced value. By default, 100 units in the last place of each element.
+      tolerance: relative to each element of a value. By default, 100 units in its last place.
       step: number of completed steps.
       program_seed: the program's seed, for `step_key`.
 
@@ -176,7 +176,6 @@ class _Comparison:
         self.depend = Dependencies(bench.plan, bench.outputs)
         narrow = any(is_narrow(v.aval.dtype) for v in driver.graph.invars)
         self.eps = float(np.finfo(np.float32 if narrow else np.float64).eps)
-        self.by_element = tolerance is None
         self.relative = ROUNDING * self.eps if tolerance is None else tolerance
         self.states: dict[str, float] = {}
         self.reports: dict[str, float] = {}
@@ -190,17 +189,15 @@ class _Comparison:
         self.rounding: dict[ContributionKey, np.ndarray] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
-        start, tried = self.bench.start, []
-        for step in range(first, first + _STEPS_IN_A_ROW):
-            # All splits in the first step, one in each later step.
-            splits = self.splits if step == first else [self.splits[step % len(self.splits)]]
-            tried.append(step)
-            start = self._of_step(start, step, splits)
-            if self.states:
+        start, tried, in_a_row = self.bench.start, [], range(first, first + _STEPS_IN_A_ROW)
+        for step in dict.fromkeys([*in_a_row, *self._later_steps()]):
+            if self.states or (self.reports and step not in in_a_row):
                 break
-        for step in [] if self.states or self.reports else self._later_steps(tried):
             tried.append(step)
-            self._of_step(start, step, [self.splits[len(tried) % len(self.splits)]])
+            # All splits in the first step, one in each later step.
+            splits = self.splits if step == first else [self.splits[len(tried) % len(self.splits)]]
+            after = self._of_step(start, step, splits)
+            start = after if step in in_a_row else start
         if not (self.states or self.reports):
             self._leave_workers_out(first)
         graph = self.plan.graph
@@ -217,11 +214,10 @@ class _Comparison:
             counted=tuple(self.counted),
         )
 
-    def _later_steps(self, tried: Sequence[int]) -> list[int]:
+    def _later_steps(self) -> list[int]:
         if not any(s.name == STEP.name for s in self.plan.sources):
             return []
-        named = [n + d for n in self.depend.named_steps[:_MOST_NAMED] for d in (-1, 0, 1)]
-        return [s for s in dict.fromkeys([*_LATER_STEPS, *named]) if s not in tried]
+        return [*_LATER_STEPS, *(n + d for n in self.depend.named_steps[:_MOST_NAMED] for d in (-1, 0, 1))]
 
     def _note(self) -> str:
         if self.not_finite:
@@ -325,14 +321,14 @@ class _Comparison:
 
     def _differing(self, whole: Result, other: Result) -> dict[ContributionKey, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
-        found = {}
+        found, largest = {}, max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
         for place in self.depend.places:
             a, b = whole.contributions[place], other.contributions[place]
             value, floor = np.maximum(np.abs(a), np.abs(b)), self.rounding.get(place, 0.0)
-            ratio = beyond(differences(a, b), value, self.relative * value, floor, by_element=self.by_element)
+            ratio = beyond(differences(a, b), value, self.relative * value, floor)
             if ratio is not None:
                 found[place] = ratio
-            elif is_noisy(value, floor) and not self._is_negligible(place, whole):
+            elif is_noisy(value, floor) and norm(value) > _NEGLIGIBLE * largest:
                 self.noisy[self.depend.label(place)] = None
         return found
 
@@ -350,7 +346,7 @@ class _Comparison:
         """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
         a, change = whole.outputs[k], _changes(whole, k)
         allowed = self.relative * change + 4 * self.eps * np.abs(a)
-        return beyond(differences(a, other.outputs[k]), change, allowed, 0.0, by_element=self.by_element)
+        return beyond(differences(a, other.outputs[k]), change, allowed, 0.0)
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
         """Measure how reduced values change if inputs change by one unit in the last place."""
@@ -361,16 +357,6 @@ class _Comparison:
                 for place, value in result.contributions.items():
                     gaps = differences(value, again.contributions[place])
                     self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
-
-    def _is_negligible(self, place: ContributionKey, result: Result) -> bool:
-        """Return whether a contribution's elements are so small that they must be rounding errors.
-
-        They are compared with other contributions to the same kind of output: the state, or metrics.
-        """
-        of_state = self.depend.reaches_state(place)
-        peers = [p for p in self.depend.places if self.depend.reaches_state(p) == of_state]
-        own, *others = (norm(v) / max(1, v.size) ** 0.5 for v in (result.contributions[p] for p in [place, *peers]))
-        return own <= _NEGLIGIBLE * max(others)
 
 
 def _raise_to(found: dict, key: Any, value: float) -> None:

@@ -17,25 +17,20 @@ _NOISY = 0.03  # a value with a larger relative rounding error cannot be compare
 _OF_LARGEST = 4 * float(np.finfo(np.float64).eps)  # tolerance relative to a leaf's largest element
 
 
-def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any, *, by_element: bool) -> float | None:
-    """Return the difference of two arrays relative to their value; `None` if it may be rounding.
+def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any) -> float | None:
+    """Return the difference of two arrays relative to their value, over the elements that differ.
 
     Args:
       gaps, value: absolute differences of elements, and their magnitudes.
       allowed: tolerance of each element.
       floor: measured rounding error of each element, or 0.
-      by_element: whether single elements are compared, or only the norm.
+
+    Returns:
+      `None` if all differences may be rounding.
     """
-    if not gaps.any():
-        return None
     value, allowed = (np.where(np.isfinite(x), x, 0.0) for x in (value, allowed))
-    allowed = allowed + _OF_LARGEST * value.max() + _MULTIPLE * floor
-    if norm(gaps) > norm(allowed):
-        return norm(gaps) / (norm(value) or 1.0)
-    off = gaps > allowed
-    if not by_element or not off.any():
-        return None
-    return float((gaps[off] / np.where(value[off] > 0, value[off], 1.0)).max())
+    off = gaps > allowed + _OF_LARGEST * value.max(initial=0.0) + _MULTIPLE * floor
+    return norm(gaps[off]) / (norm(value[off]) or 1.0) if off.any() else None
 
 
 def is_noisy(value: np.ndarray, floor: Any) -> bool:

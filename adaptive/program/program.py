@@ -591,8 +591,8 @@ class Program(Generic[State, Metrics]):
         Args:
           batch: a pytree like the data. Default: the next `global_batch` examples.
           seed: seed of the splits.
-          tolerance: the largest difference that counts as rounding, relative to the norm of a reduced value. Default:
-            100 units in the last place of each element, or the effect of perturbing the inputs, if that is larger.
+          tolerance: the largest difference that counts as rounding, relative to each element. Default: 100 units in its
+            last place, or the effect of perturbing the inputs, if that is larger.
 
         Returns:
           An `Invariance`, with the `verdict` "yes", "no", or "not known" where not everything could be compared. True
