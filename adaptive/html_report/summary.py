@@ -31,7 +31,7 @@ def figures(run: Columns) -> list[tuple[str, str, str]]:
         ("global batch", f"{run.global_batch[-1]:,}", _range(run.global_batch)),
         ("repeated steps", f"{ledger.repeated:,}", f"in {counted(ledger.restores, 'restore')}"),
         ("skipped steps", f"{run.skipped.sum():,}", percent(run.skipped.mean())),
-        ("steps with a loss", f"{ledger.losses:,}", "of workers"),
+        ("steps with lost workers", f"{ledger.losses:,}", ""),
     ]
     return [row for row in rows if row[1] != "0"]
 

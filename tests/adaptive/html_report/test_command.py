@@ -169,7 +169,7 @@ def test_two_runs_are_compared(tmp_path):
         "upper after 12,800 examples": "∞ → 1",
         "gone after 12,800 examples": "NaN → 1",
         "at times after 12,800 examples": "2 → 1",
-        "steps with a loss": "– → 1",
+        "steps with lost workers": "– → 1",
         "skipped steps": "– → 1",
         "seed": "0 → 7",
     }
