@@ -389,6 +389,8 @@ def test_the_last_message_of_a_step_carries_the_status(driver):
     assert [layout.status for layout in engine.layouts] == [0, 2]
     assert world.lengths == [0, 2] * 2
     assert (status.said, status.heard) == (2, [[1.0, 0.5], [2.0, 0.5]])
+    engine.exchange_status("the end of a run", "")  # by itself
+    assert status.heard[2:] == [[3.0, 0.5]]
     engine.close()
 
 
