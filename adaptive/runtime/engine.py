@@ -104,7 +104,7 @@ class Engine:
         self.fused: FusedStep | None = None
         mesh = mesh_for(world)
         if mesh is not None and not why_not(plan, mesh):
-            self.fused = self.workers.held_by = FusedStep(ctx, mesh, world)
+            self.fused = self.workers.held_by = FusedStep(ctx, mesh)
             self.kernels.compiled.compile_step = self.fused.compile
         self._host_step = HostStep(ctx, compares_groups=compares_groups)
         self.min_microbatches_of = self._host_step.min_microbatches_of

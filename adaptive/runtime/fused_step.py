@@ -78,7 +78,7 @@ class FusedStep:
 
     Args:
       ctx: the parts that the engine's steps share; `why_not` must be "" for its plan.
-      mesh, world: the mesh of the world's workers, and the world.
+      mesh: the mesh of the world's workers.
 
     Attributes:
       fault: the number of steps before the first one that was not finite; `NO_FAULT` if none is known. Replicated.
@@ -86,10 +86,10 @@ class FusedStep:
       lost_state: whether the state was lost in a program that failed. Local.
     """
 
-    def __init__(self, ctx: StepContext, mesh: WorkerMesh, world: World):
+    def __init__(self, ctx: StepContext, mesh: WorkerMesh):
         self._ctx: StepContext = proxy(ctx)  # weak, because its worker state refers to this object
         self._steps = steps = ctx.step_plan
-        self._mesh, self._world, plan = mesh, world, steps.plan
+        self._mesh, plan = mesh, steps.plan
         self._several = ctx.world.processes > 1
         self._arrays = MeshArrays(mesh, ctx.world.devices)
         self.failed = self.lost_state = False
@@ -343,7 +343,7 @@ class FusedStep:
             ctx.activity.turn(EXCHANGING)
         most = 0 if wait or self._several else UNDER_WAY
         run = partial(self._run, program, held, given, most)
-        results = run(own) if ctx.world.capacity == 1 else self._world.run_on_mesh(run, own, about, more)
+        results = run(own) if ctx.world.capacity == 1 else ctx.world.run_on_mesh(run, own, about, more)
         if self.fault != NO_FAULT:
             return None
         unknown = [None] * self._replaced  # the state is held as arrays over the mesh

@@ -81,10 +81,6 @@ class StepPlan:
         self.hooks, self.metrics = [slice(*found) for found in pairwise(ends)], slice(ends[-1], None)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
 
-    def about(self, number: int, step: int) -> str:
-        """Return the name of a message in errors."""
-        return f"message {number + 1} of step {step} of {self.name}"
-
 
 class Outcome(NamedTuple):
     """The result of one step. Hook values and metrics are replicated, and on the first worker's device.
