@@ -48,9 +48,12 @@ class WorkerState:
     """
 
     def __init__(self, plan: Plan, state: list[Any], placements: Sequence[Placement], revision: Revision | None = None):
-        self._plan, self._placements, self.revision = plan, placements, revision or Revision()
-        self._initial = {i: self._copied(state[i], ("state", i, 0), 0) for i in plan.local_state}
+        self._placements, self.revision = placements, revision or Revision()
         of_state = [("state", i, 0) for i in range(len(state))]
+        inits = {("op_state", k, n): value for k, s in enumerate(plan.op_states) for n, value in enumerate(s.init)}
+        # Of what may differ between workers.
+        self._initial = {a: self._copied(state[a[1]], a, 0) for a in of_state if a[1] in plan.local_state}
+        self._initial |= {a: value for a, value in inits.items() if plan.op_states[a[1]].scope != Scope.ALL}
         replaced = [a for a in final_results(plan) if a[0] in ("state", "op_state")]
         self.places: dict[Address, int] = {a: n for n, a in enumerate(dict.fromkeys((*replaced, *of_state)))}
         self.values: list[list[Any]] = [[None] * len(self.places) for _ in placements]
@@ -65,25 +68,16 @@ class WorkerState:
             [self.places["op_state", k, leaf] for leaf in range(len(s.init))] for k, s in enumerate(plan.op_states)
         ]
         for i, values in enumerate(self.values):
-            self._set_op_states(values, [self._initial_op_state(k, i) for k in range(len(plan.op_states))])
-        shared = [("state", i, 0) for i in range(len(of_state)) if i not in plan.local_state]
-        shared += [a for a in self.places if a[0] == "op_state" and plan.op_states[a[1]].scope == Scope.ALL]
-        self._shared = {address: self.places[address] for address in shared}  # of replicated leaves, in this order
+            for address, value in inits.items():
+                values[self.places[address]] = self._copied(value, address, i)
+        # Of replicated leaves, in this order.
+        self._shared = {a: self.places[a] for a in (*of_state, *inits) if a not in self._initial}
         self.held_by: FusedStep | None = None
         self.present = list(range(len(placements)))
         self.committed: list[jax.Array] = []
 
     def _copied(self, value: Any, address: Address, local_index: int) -> jax.Array:
         return copied(value, self._placements[local_index].sharding(address, np.shape(value)))
-
-    def _initial_op_state(self, k: int, local_index: int) -> list[jax.Array]:
-        init = self._plan.op_states[k].init
-        return [self._copied(value, ("op_state", k, leaf), local_index) for leaf, value in enumerate(init)]
-
-    def _set_op_states(self, values: list[Any], op_states: Sequence[Sequence[Any]]) -> None:
-        for places, leaves in zip(self._of_op_states, op_states, strict=True):
-            for place, leaf in zip(places, leaves, strict=True):
-                values[place] = leaf
 
     def fetch(self) -> list[list[Any]]:
         """Return the values of each worker, with the state of the last step."""
@@ -108,7 +102,7 @@ class WorkerState:
 
     def initial(self, i: int) -> jax.Array:
         """Return the initial value of leaf `i` of the state, which is local."""
-        return self._initial[i]
+        return self._initial["state", i, 0]
 
     def replace(self, states: Sequence[Sequence[Any]], op_states: Sequence[Sequence[Sequence[Any]]]) -> None:
         """Continue from another state, of the workers in `present`. Copied leaf by leaf, each after the old one is
@@ -146,19 +140,15 @@ class WorkerState:
           replicated: in the order of `_replicated`; or functions that return them. Copied, except the worker's own
             arrays.
         """
-        plan, values = self._plan, self.fetch()[local_index]
+        values = self.fetch()[local_index]
         for (address, place), value in zip(self._shared.items(), replicated, strict=True):
             if callable(value):
                 values[place] = None  # first, so that a device never holds two states
                 values[place] = jax.block_until_ready(self._copied(value(), address, local_index))
             elif value is not values[place]:
                 values[place] = self._copied(value, address, local_index)
-        for i in plan.local_state:
-            values[self._of_state[i]] = self._copied(self._initial[i], ("state", i, 0), local_index)
-        for k, (places, op_state) in enumerate(zip(self._of_op_states, plan.op_states, strict=True)):
-            if op_state.scope != Scope.ALL:
-                for place, initial in zip(places, self._initial_op_state(k, local_index), strict=True):
-                    values[place] = initial
+        for address, initial in self._initial.items():
+            values[self.places[address]] = self._copied(initial, address, local_index)
 
     def set_op_state(self, number: int, value: np.ndarray) -> None:
         """Set a replicated operator state of one leaf, on all workers."""
