@@ -6,7 +6,7 @@
 It differs from a program for one device (tests/examples/language_model_on_one_device.py, 136 lines) in 58 lines. The
 batch grows once, late in the run, and the learning rate follows the tokens; a step with a spike of the gradient's norm
 changes nothing; the best state by the validation loss is kept. If it is interrupted, the same command continues it. It
-takes a minute on two cores, and needs no data: the text is that of `help()`.
+takes two minutes on two cores, and needs no data: the text is that of `help()`.
 """
 
 from pydoc_data.topics import topics
