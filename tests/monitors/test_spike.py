@@ -31,6 +31,8 @@ def test_a_value_far_above_the_median_of_its_window_is_a_spike():
     values = noise(60)
     values[[3, 7, 30, 40, 50]] = 1e30, 3.4e38, 1e30, 3.3, -1e30
     assert spikes(values, window=16) == [30]
+    falling = np.float32([8, 7, 6, 5, 4, 3, 2, 1, 7.7])  # the limit is 4.5 + 1.4826 * 2 = 7.47
+    assert spikes(falling, window=8, factor=1.0) == [8]
     early = [*noise(7), np.float32(9), np.float32(9)]  # the first has only seven before it
     assert spikes(early, window=16) == [8]
     expected = []
@@ -45,8 +47,8 @@ def test_a_value_far_above_the_median_of_its_window_is_a_spike():
 def test_values_that_are_not_finite_are_spikes_and_leave_the_window_as_it_was():
     values, bad = noise(40), [0, 5, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29]
     values[bad] = [np.nan, np.inf, -np.inf, *[np.nan] * 9]
-    values[35] = 4
-    assert spikes(values, window=8) == [*bad, 35]
+    values[31] = 4  # after more of them than the window holds
+    assert spikes(values, window=8) == [*bad, 31]
 
 
 def test_a_new_level_is_accepted_when_it_fills_half_of_the_window():
