@@ -57,6 +57,12 @@ def test_a_change_common_to_all_workers_is_no_change_point():
     assert watch(seconds)[0] == []
 
 
+def test_a_worker_that_stays_as_it_was_while_the_others_become_faster_is_none():
+    seconds = times()
+    seconds[AT:, 1:] /= 2.0
+    assert watch(seconds)[0] == []
+
+
 def test_pauses_of_single_steps_are_left_out():
     seconds = times(2000)
     seconds[:: BLOCK * 4, 1] *= 50.0
