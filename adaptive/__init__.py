@@ -25,7 +25,7 @@ from .base.errors import ReplicationError as ReplicationError
 from .base.errors import ReserveReleased as ReserveReleased
 from .base.errors import WorkerCountError as WorkerCountError
 from .base.errors import WorkerError as WorkerError
-from .base.on_use import on_use
+from .base.process.on_use import on_use
 from .base.world import World as World
 from .data.rows import Shards as Shards
 from .observe.report import Report as Report

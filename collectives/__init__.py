@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.base.on_use import on_use
+from adaptive.base.process.on_use import on_use
 
 from ._all_gather import all_gather as all_gather
-from ._all_gather import broadcast as broadcast
 from ._all_reduce import all_reduce as all_reduce
+from ._broadcast import broadcast as broadcast
 from ._local_mean import local_mean as local_mean
 from .worlds.factory import world as world
 from .worlds.launch import LaunchError as LaunchError
@@ -16,7 +16,7 @@ from .worlds.launch import OversubscriptionWarning as OversubscriptionWarning
 if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
     from ._gather_examples import gather_examples as gather_examples
-    from ._island_sum import by_host as by_host
+    from ._islands import by_host as by_host
     from ._merge_metrics import merge_metrics as merge_metrics
     from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
@@ -30,7 +30,7 @@ __getattr__, __dir__ = on_use(
     __name__,
     {
         "asynchronous_mean": "._asynchronous_mean",
-        "by_host": "._island_sum",
+        "by_host": "._islands",
         "gather_examples": "._gather_examples",
         "merge_metrics": "._merge_metrics",
         "neighbor_mean": "._neighbor_mean",

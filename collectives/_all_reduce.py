@@ -11,12 +11,12 @@ from jax.typing import ArrayLike
 
 from adaptive.operators.sources import EXAMPLES, read
 
-from ._coded import check_coded, in_codes
-from ._island_sum import checked_islands
+from ._islands import checked_islands
 from ._leaves import combine, error, known_capacity, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
-from ._wire import Rounding, Wire, codec_of, narrow, with_feedback
+from .compression._coded import check_coded, in_codes
+from .compression._wire import Rounding, Wire, codec_of, narrow, with_feedback
 
 T = TypeVar("T")
 

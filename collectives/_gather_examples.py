@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import BatchSizeError
-from adaptive.base.numbers import whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import collective
 from adaptive.operators.context import tracing
 from adaptive.operators.sources import EXAMPLES, OFFSET, Reading, Source, read

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import jax
 
 from adaptive import CollectiveError
-from adaptive.base.arrays import NotAnArrayError, as_jax, is_key
-from adaptive.base.current import check_not_forked, current_world
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.arrays import NotAnArrayError, as_jax, is_key
+from adaptive.base.values.current import check_not_forked, current_world
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.context import tracing
 

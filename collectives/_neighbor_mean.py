@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from adaptive.base.numbers import whole
 from adaptive.base.reductions import Mixed
+from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, error, known_capacity, leaves_of

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.base.numbers import whole
 from adaptive.base.reductions import Sliced
+from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import Collective, collective
 
 from ._leaves import combine, error, known_capacity

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.base.on_use import on_use
+from adaptive.base.process.on_use import on_use
 
 from . import published as published
 from . import timing as timing

@@ -10,8 +10,8 @@ import numpy as np
 
 from adaptive import AdaptiveError, BatchSizeError, DriverError, WorkerCountError
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import brief, real
 from adaptive.base.split import check_shares
+from adaptive.base.values.numbers import brief, real
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive import DriverError, NonFiniteError, Program
-from adaptive.base.numbers import real, whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import real, whole
 
 POINTS = 8  # number of points of the base branch at which its loss is evaluated
 _CANDIDATES = np.geomspace(1e-2, 1e4, 6001)  # critical batches, in base batches

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from adaptive import CollectiveError, DriverError
-from adaptive.base.arrays import NotAnArrayError
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.arrays import NotAnArrayError
+from adaptive.base.values.numbers import whole
 from adaptive.operators.hooks import hook as graph_hook
 
 from ._control import Control

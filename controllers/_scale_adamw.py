@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from adaptive import DriverError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.operators.sources import GLOBAL_BATCH, read
 
 # Outside a program the global batch is unknown and read as 0; then the base batch is assumed.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 
 _FIELDS = ("count", "mu", "nu")  # of Adam's state, as optax names them
 

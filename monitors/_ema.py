@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.operators.operator_state import operator_state
 
 from ._squares import at_least_single

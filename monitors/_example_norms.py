@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.operators.context import tracing
 
 from ._squares import at_least_single

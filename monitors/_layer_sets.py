@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from adaptive import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 
 Path = tuple[str, ...]
 By = Callable[[Path], str | None]

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.cores import allowed_cpus
-from adaptive.base.host_memory import MemoryLeft
+from adaptive.base.process.cores import allowed_cpus
+from adaptive.base.process.host_memory import MemoryLeft
 from adaptive.operators.sources import Reading, Source, read
 
 # Seconds between measurements. The kernel counts busy time in ticks of 10 ms, so a share over a shorter time would be

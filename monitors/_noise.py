@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError, worker_index
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.operators.operator_state import operator_state
 from adaptive.operators.replication_claims import assert_mean, assert_scope
 from collectives import all_reduce

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import adaptive as ad
 from adaptive import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.operators.replication_claims import assert_scope
 from collectives import all_gather, all_reduce
 

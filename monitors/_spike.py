@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive import CollectiveError
-from adaptive.base.numbers import whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import whole
 from adaptive.operators.operator_state import operator_state
 from adaptive.operators.replication_claims import assert_scope
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from adaptive import CollectiveError
-from adaptive.base.current import current_world
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.current import current_world
 from adaptive.operators.context import tracing
 
 

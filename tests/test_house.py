@@ -60,7 +60,7 @@ MAY_IMPORT = {
 DECLARED = {"jax", "optax", "numpy", "mpi4py", "psutil", "orbax", "click", "rich", "loky", "cloudpickle"}
 THE_MPI_FILE = "collectives/worlds/mpi.py"
 THE_ORBAX_FILE = "adaptive/disk/folders.py"
-THE_JAX_FILE = "adaptive/base/jaxprs.py"
+THE_JAX_FILE = "adaptive/base/values/jaxprs.py"
 OPTIONAL = {  # imported where they are used, so that all runs without
     "matplotlib": "controllers/simulate/_tables.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
@@ -173,8 +173,8 @@ def not_a_door(source: str, file: str) -> list[str]:
 
 _FOR_IMPORTS_ON_USE = {
     "from typing import TYPE_CHECKING",
-    "from adaptive.base.on_use import on_use",
-    "from .base.on_use import on_use",
+    "from adaptive.base.process.on_use import on_use",
+    "from .base.process.on_use import on_use",
 }
 
 

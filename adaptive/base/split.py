@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.numbers import brief, reals, whole
+from adaptive.base.values.numbers import brief, reals, whole
 
 
 def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limits) -> tuple[int, ...]:

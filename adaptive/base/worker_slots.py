@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import WorkerCountError
-from .numbers import brief, whole
+from .values.numbers import brief, whole
 
 
 class WorkerSlots:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Var
 
-from adaptive.base.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, line_of
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, operands_of

@@ -43,8 +43,8 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import BatchSizeError
+from adaptive.base.process.source_lines import at, line_of
 from adaptive.base.reductions import Mixed
-from adaptive.base.source_lines import at, line_of
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.batch_key import drawn_for_a_microbatch

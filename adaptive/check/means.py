@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from adaptive.base.cores import n_cores
 from adaptive.base.errors import DriverError
-from adaptive.base.jaxprs import asks_the_host, has_effects, nested_equations
+from adaptive.base.process.cores import n_cores
+from adaptive.base.values.jaxprs import asks_the_host, has_effects, nested_equations
 from adaptive.runtime.kernels.compile import side_by_side
 
 from .widen import CannotWidenError, inlined, wide

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import numbers_of
 from adaptive.base.channel import Arrived, SentMessage
 from adaptive.base.reductions import Reduction
+from adaptive.base.values.arrays import numbers_of
 from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope

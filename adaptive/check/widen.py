@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from adaptive.base.jaxprs import asks_the_host, bind, called, has_effects
+from adaptive.base.values.jaxprs import asks_the_host, bind, called, has_effects
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.axis import ExampleMean

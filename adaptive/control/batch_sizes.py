@@ -23,9 +23,9 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.numbers import brief
 from adaptive.base.revision import Revision
 from adaptive.base.split import check_shares, equal, split
+from adaptive.base.values.numbers import brief
 
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import AtOnce, Readiness

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from adaptive.base.ambient import describe_settings
-from adaptive.base.arrays import numbers_of
 from adaptive.base.errors import DisagreementError
+from adaptive.base.values.ambient import describe_settings
+from adaptive.base.values.arrays import numbers_of
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.text import EquationText, as_text

@@ -13,7 +13,7 @@ import numpy as np
 
 from adaptive.base.decision import Decision
 from adaptive.base.errors import DisagreementError
-from adaptive.base.source_lines import at, name_workers
+from adaptive.base.process.source_lines import at, name_workers
 
 _BITS = 22  # a float32 represents integers of 24 bits exactly, and the status adds two (`status.py`)
 _REMEMBERED = 4  # most requests since the last comparison; a program without messages never compares

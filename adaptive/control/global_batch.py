@@ -6,7 +6,7 @@ from typing import Any
 
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.numbers import brief, whole
+from adaptive.base.values.numbers import brief, whole
 
 
 def checked_global_batch(global_batch: Any, limits: Limits) -> int:

@@ -17,9 +17,9 @@ from zlib import crc32
 import jax
 import numpy as np
 
-from adaptive.base.cores import chosen_threads
 from adaptive.base.decision import Decision
-from adaptive.base.this_host import this_host
+from adaptive.base.process.cores import chosen_threads
+from adaptive.base.process.this_host import this_host
 from adaptive.base.world import World
 
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.base.errors import BatchSizeError, WorkerCountError
-from adaptive.base.numbers import brief
+from adaptive.base.process.signals import TerminationNotice
 from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster, with_same_members
-from adaptive.base.signals import TerminationNotice
+from adaptive.base.values.numbers import brief
 from adaptive.base.worker_slots import number_of_workers
 from adaptive.base.world import World
 
@@ -70,7 +70,7 @@ class Membership:
       in_status: whether the program sends messages, whose status carries the reports. If not, processes exchange them
         in a message of their own: how many workers are ready, while any are missing; and whether they must leave,
         between any two steps.
-      termination: returns this process's pending termination signal (`adaptive/base/signals.py`).
+      termination: returns this process's pending termination signal (`adaptive/base/process/signals.py`).
       resizable: whether batch sizes change at all; if not, the number of workers cannot either.
       fixed_by: if not, why, and what to change.
       needed: worker slots whose workers must stay, because the driver needs their values.

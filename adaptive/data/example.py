@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from adaptive.base.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, on_host
 from adaptive.base.errors import DataError
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.arrays import GIVE_A_MASK, PAD_THEM, NotAnArrayError, on_host
+from adaptive.base.values.tree_paths import leaf_names
 
 
 def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:

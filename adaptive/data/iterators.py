@@ -23,8 +23,8 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
-from adaptive.base.numbers import whole
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.numbers import whole
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_batches, refuse_foreign, refuse_spent

@@ -26,12 +26,12 @@ from typing import Any
 
 import jax
 
-from adaptive.base.ambient import AmbientContext
-from adaptive.base.current import current_world
 from adaptive.base.errors import DataError
-from adaptive.base.numbers import brief, real
-from adaptive.base.python_stacks import stack_of_thread
-from adaptive.base.waits import waiting
+from adaptive.base.process.python_stacks import stack_of_thread
+from adaptive.base.process.waits import waiting
+from adaptive.base.values.ambient import AmbientContext
+from adaptive.base.values.current import current_world
+from adaptive.base.values.numbers import brief, real
 from adaptive.base.world import World
 
 Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
@@ -115,7 +115,7 @@ class Readers:
         return self._waits_for
 
     def words(self) -> str:
-        """Describe the read that is waited for; see `adaptive.base.waits`."""
+        """Describe the read that is waited for; see `adaptive.base.process.waits`."""
         what, began = self._current()
         return f"waiting for {what} (by thread adaptive-input, for {time.monotonic() - began:.0f} s)"
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.arrays import is_array
 from adaptive.base.errors import DataError
-from adaptive.base.numbers import whole
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.arrays import is_array
+from adaptive.base.values.numbers import whole
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_foreign

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.tree_paths import leaf_names
 
 from .iterators import IterableData
 from .rows import Data, Rows

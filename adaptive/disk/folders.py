@@ -32,7 +32,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, LatestN
 
 from adaptive.base.errors import CheckpointError
-from adaptive.base.tree_paths import Name, by_name
+from adaptive.base.values.tree_paths import Name, by_name
 
 from .best import KeepBest, best_of
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import Var
 
 from adaptive.base.errors import DriverError
-from adaptive.base.source_lines import at, is_library
+from adaptive.base.process.source_lines import at, is_library
 
 from .expressions import Expressions, another_program, sized
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from jax.extend.core import Var
 
-from adaptive.base.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, line_of
 from adaptive.operators.batch_key import is_of_batch
 from adaptive.operators.collectives import collective_p
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from adaptive.base.errors import CollectiveError, DriverError
-from adaptive.base.source_lines import at, line_of_error
+from adaptive.base.process.source_lines import at, line_of_error
 
 _UNBOUND = re.compile(r"unbound axis name: (\w+)")
 _NO_ARRAY = re.compile(r"returned a value of type <class '(?:\w+\.)*(\w+)'> at output component \[(\d)\](\S*?),")

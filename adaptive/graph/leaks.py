@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from adaptive.base.errors import DriverError
-from adaptive.base.source_lines import at
+from adaptive.base.process.source_lines import at
 
 from .closures import Captured, variables_of
 from .driver_errors import kept

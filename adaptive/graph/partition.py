@@ -22,8 +22,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.errors import DriverError
-from adaptive.base.jaxprs import has_effects, has_ordered_effects
-from adaptive.base.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import has_effects, has_ordered_effects
 from adaptive.operators.collectives import operands
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from adaptive.base.jaxprs import closed_within
-from adaptive.base.source_lines import line_of
+from adaptive.base.process.source_lines import line_of
+from adaptive.base.values.jaxprs import closed_within
 
 from .trace import Atom
 

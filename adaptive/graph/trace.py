@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
-from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
-from adaptive.base.jaxprs import (
+from adaptive.base.process.source_lines import at, line_of, line_search_of
+from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded
+from adaptive.base.values.jaxprs import (
     axes_of,
     called,
     has_references,
@@ -30,8 +31,7 @@ from adaptive.base.jaxprs import (
     nested,
     nested_equations,
 )
-from adaptive.base.source_lines import at, line_of, line_search_of
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.operators.axis import (
     AXES,
     WORKERS,

@@ -23,8 +23,8 @@ import numpy as np
 from jax.tree_util import keystr
 
 from adaptive.base.activity import WorkerSeconds
-from adaptive.base.arrays import is_key
 from adaptive.base.decision import Limits
+from adaptive.base.values.arrays import is_key
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership, Numbers

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from adaptive.base.activity import BETWEEN, EVALUATING, NAMES, Activity
-from adaptive.base.ambient import without_debug_checks
-from adaptive.base.exit_hooks import register_exit_hook
-from adaptive.base.thread_status import thread_status_of
+from adaptive.base.process.exit_hooks import register_exit_hook
+from adaptive.base.process.thread_status import thread_status_of
+from adaptive.base.values.ambient import without_debug_checks
 from adaptive.base.world import World
 from adaptive.runtime.kernels import Kernels
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from adaptive.base.activity import Breakdown
-from adaptive.base.arrays import numbers_of
 from adaptive.base.decision import Decision
+from adaptive.base.values.arrays import numbers_of
 from adaptive.base.world import Loss
 from adaptive.runtime.kernels.microbatches import Microbatches
 

@@ -19,9 +19,9 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from adaptive.base.ambient import without_debug_checks
 from adaptive.base.errors import DriverError
-from adaptive.base.exit_hooks import register_exit_hook
+from adaptive.base.process.exit_hooks import register_exit_hook
+from adaptive.base.values.ambient import without_debug_checks
 from adaptive.base.world import World
 
 from .events import StepEvent

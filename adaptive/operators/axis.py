@@ -33,7 +33,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, line_of
 
 from .collectives import Collective, collective, collective_p
 from .sources import EXAMPLES, read

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.jaxprs import nested
-from adaptive.base.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import nested
 
 from .sources import OFFSET, read
 from .values import step_key

@@ -16,8 +16,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.jaxprs import traced_anew
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.jaxprs import traced_anew
 
 
 class DriverTrace(NamedTuple):

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, as_jax, check_not_sharded
 from adaptive.base.channel import Arrived, SentMessage
-from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, NonFiniteError
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.reductions import Reduction
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.values.arrays import NotAnArrayError, as_jax, check_not_sharded
+from adaptive.base.values.current import current_world, why_not_alone
 from adaptive.base.world import World, retry_on_members_changed
 
 from .sources import ALONE

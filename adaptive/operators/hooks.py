@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from adaptive.base.arrays import as_jax
 from adaptive.base.decision import Handler
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.arrays import as_jax
+from adaptive.base.values.tree_paths import leaf_names
 
 from .context import only_in_programs, stays
 from .no_result import no_result

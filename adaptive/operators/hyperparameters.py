@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DriverError
-from adaptive.base.numbers import reals, truths, wholes, why_not_in
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import reals, truths, wholes, why_not_in
 
 from .operator_state import operator_state
 

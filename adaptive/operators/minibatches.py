@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from adaptive.base.errors import BatchSizeError, DriverError
-from adaptive.base.numbers import whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import whole
 
 from .context import Minibatches, tracing
 

@@ -6,7 +6,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 
 
 def no_result(primitive: Primitive) -> None:

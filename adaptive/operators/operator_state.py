@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from adaptive.base.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.errors import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded
 
 from .context import only_in_programs, stays
 from .no_result import no_result

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.mailbox import Vectors
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 
 from .context import tracing
 from .peer_read import Pairing, read_peer_p

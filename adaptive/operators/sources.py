@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 
-from adaptive.base.current import current_world
+from adaptive.base.values.current import current_world
 
 from .context import only_in_programs
 

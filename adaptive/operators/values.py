@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.current import current_world, why_not_alone
 
 from .context import tracing
 from .replication_claims import assert_scope

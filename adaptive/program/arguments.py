@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, check_not_sharded, on_host
-from adaptive.base.current import current_world, why_not_alone
 from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.local_mesh import LocalMesh
-from adaptive.base.numbers import whole
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.split import positive
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded, on_host
+from adaptive.base.values.current import current_world, why_not_alone
+from adaptive.base.values.numbers import whole
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
 

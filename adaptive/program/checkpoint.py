@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.arrays import NotAnArrayError, as_numpy, is_key, numbers_of
 from adaptive.base.errors import CheckpointError, NonFiniteError
-from adaptive.base.tree_paths import Leaf, Name, by_name
+from adaptive.base.values.arrays import NotAnArrayError, as_numpy, is_key, numbers_of
+from adaptive.base.values.tree_paths import Leaf, Name, by_name
 from adaptive.control.hooks import Hooks
 from adaptive.graph.flow import Scope
 from adaptive.runtime.engine import Engine

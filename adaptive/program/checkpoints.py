@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from adaptive.base.errors import CheckpointError
-from adaptive.base.numbers import whole
+from adaptive.base.values.numbers import whole
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
 _TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from adaptive.base.cores import n_cores
 from adaptive.base.errors import DriverError
+from adaptive.base.process.cores import n_cores
 from adaptive.base.roster import with_same_members
 from adaptive.base.split import positive
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck, Op
 from adaptive.control.build_agreement import compare_across_processes, digest_of_text, digest_of_tree

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from adaptive.base.source_lines import at, name_workers
+from adaptive.base.process.source_lines import at, name_workers
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.data.rows import Data, Shards

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from adaptive.base.ambient import describe_settings
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError, DriverError
 from adaptive.base.split import most_of_each
-from adaptive.base.tree_paths import leaf_names
+from adaptive.base.values.ambient import describe_settings
+from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import check_same_build, digest_of_plan, digest_of_tree

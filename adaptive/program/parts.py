@@ -13,11 +13,11 @@ from weakref import proxy
 import jax
 
 from adaptive.base.activity import BETWEEN, Activity
-from adaptive.base.ambient import AmbientContext
+from adaptive.base.process.signals import pending_termination
+from adaptive.base.process.source_lines import at
 from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster
-from adaptive.base.signals import pending_termination
-from adaptive.base.source_lines import at
+from adaptive.base.values.ambient import AmbientContext
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import NOT_RESIZABLE
 from adaptive.control.decision_digest import DecisionDigest

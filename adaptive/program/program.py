@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from adaptive.base.activity import EVALUATING, RESTORING, SAVING
-from adaptive.base.ambient import AmbientContext, with_build_settings, without_debug_checks
 from adaptive.base.errors import CheckpointError, DataError, DriverError
-from adaptive.base.failure import fails_together
+from adaptive.base.process.failure import fails_together
 from adaptive.base.roster import with_same_members
+from adaptive.base.values.ambient import AmbientContext, with_build_settings, without_debug_checks
 from adaptive.base.world import World
 from adaptive.data.example import taken
 from adaptive.observe.events import Listener, Subscription, numbers_by_name

@@ -12,8 +12,8 @@ import numpy as np
 
 from adaptive.base.activity import COMPUTING, HOOKS, OTHER
 from adaptive.base.decision import Decision
-from adaptive.base.failure import report_failure
-from adaptive.base.thread_status import thread_status
+from adaptive.base.process.failure import report_failure
+from adaptive.base.process.thread_status import thread_status
 from adaptive.base.world import Loss, World
 from adaptive.observe.events import Asked, StepEvent, hook_values
 from adaptive.observe.report import Report, report_of

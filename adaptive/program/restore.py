@@ -17,15 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.ambient import with_build_settings
-from adaptive.base.arrays import is_key
 from adaptive.base.decision import Decision
 from adaptive.base.errors import BatchSizeError, CheckpointError, DriverError
-from adaptive.base.failure import fails_together
+from adaptive.base.process.failure import fails_together
+from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.roster import Roster, broadcast_bytes, with_same_members
-from adaptive.base.source_lines import at, current_line
 from adaptive.base.split import check_shares, split
-from adaptive.base.tree_paths import Name, by_name
+from adaptive.base.values.ambient import with_build_settings
+from adaptive.base.values.arrays import is_key
+from adaptive.base.values.tree_paths import Name, by_name
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import compare_across_processes, digest_of_tree

@@ -14,10 +14,10 @@ import time
 from typing import Any
 
 from adaptive.base.activity import SAVING
-from adaptive.base.ambient import with_build_settings
 from adaptive.base.errors import CheckpointError, NonFiniteError
-from adaptive.base.failure import fails_together
+from adaptive.base.process.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
+from adaptive.base.values.ambient import with_build_settings
 from adaptive.disk import lock
 from adaptive.disk.best import CheckpointValues
 from adaptive.observe.events import numbers_by_name

@@ -14,10 +14,10 @@ import numpy as np
 
 from adaptive.base.activity import COMPILING, INPUT, OTHER
 from adaptive.base.errors import DisagreementError, DriverError, NonFiniteError, WorkerError
-from adaptive.base.failure import report_failure
-from adaptive.base.signals import PENDING_TERMINATION
-from adaptive.base.source_lines import at, current_line
-from adaptive.base.thread_status import IN_A_STEP, thread_status
+from adaptive.base.process.failure import report_failure
+from adaptive.base.process.signals import PENDING_TERMINATION
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.process.thread_status import IN_A_STEP, thread_status
 from adaptive.base.world import MembersChanged
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adaptive.base.errors import DriverError, Preempted
-from adaptive.base.signals import SignalHandlers, acknowledge_termination
+from adaptive.base.process.signals import SignalHandlers, acknowledge_termination
 from adaptive.observe.report import Report
 from adaptive.observe.sinks import Sink, SinkThread, checked
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import COMPUTING, Activity
-from adaptive.base.cores import n_cores
+from adaptive.base.process.cores import n_cores
 from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.data.stream import Share

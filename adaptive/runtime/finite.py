@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.errors import NonFiniteError
+from adaptive.base.process.source_lines import at, name_workers
 from adaptive.base.reductions import Sliced
-from adaptive.base.source_lines import at, name_workers
 from adaptive.graph.plan import Contribution
 from adaptive.operators.eager import least_weight, mean_of_nothing
 

@@ -30,7 +30,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.base.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
+from adaptive.base.values.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom

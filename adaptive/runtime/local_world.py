@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from adaptive.base.channel import Arrived, Channel, LoneChannel, PartSpec, SentMessage
-from adaptive.base.current import enter, leave
 from adaptive.base.reductions import Mixed, Reduction, Sliced, combine_microbatches
+from adaptive.base.values.current import enter, leave
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import World
 

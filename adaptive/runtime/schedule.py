@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from adaptive.base.arrays import is_key
+from adaptive.base.values.arrays import is_key
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import FIXED, Reading
 

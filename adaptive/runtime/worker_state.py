@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from adaptive.base.arrays import is_key, numbers_of
 from adaptive.base.local_mesh import DeviceParts
 from adaptive.base.revision import Revision
+from adaptive.base.values.arrays import is_key, numbers_of
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 

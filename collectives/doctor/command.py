@@ -16,7 +16,7 @@ from typing import Any
 import click
 import psutil
 
-from adaptive.base.launcher import launcher
+from adaptive.base.process.launcher import launcher
 from collectives.worlds.mpi import MPIWorld
 from launchers.mpirun import UsageError, clean, find
 

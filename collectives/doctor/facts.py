@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import adaptive
-from adaptive.base.cores import allowed_cpus, chosen_threads
-from adaptive.base.launcher import launcher, tasks_not_started
+from adaptive.base.process.cores import allowed_cpus, chosen_threads
+from adaptive.base.process.launcher import launcher, tasks_not_started
 from launchers.command import intruder
 from launchers.ending import LAUNCHER
 from launchers.resources import cpu_quota

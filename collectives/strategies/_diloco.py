@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.numbers import whole
+from adaptive.base.values.numbers import whole
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
-from collectives._wire import Rounding, Wire
+from collectives.compression._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
 from ._trees import arrays, check_optimizer, minus, rounding_of

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.numbers import whole
+from adaptive.base.values.numbers import whole
 from adaptive.operators.sources import EXAMPLES, read
-from collectives._island_sum import checked_islands, island_sum
+from collectives._islands import checked_islands, island_sum
 from collectives._leaves import error, known_capacity
-from collectives._wire import Rounding, Wire
+from collectives.compression._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
 from ._trees import all_reduced, arrays, check_optimizer, minus, rounding_of, scaled, select

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import optax
 
-from collectives._wire import Rounding, Wire
+from collectives.compression._wire import Rounding, Wire
 
 from ._diloco import rounds
 from ._strategy import Strategy

@@ -9,7 +9,7 @@ import optax
 from jax.typing import DTypeLike
 
 import adaptive as ad
-from adaptive.base.numbers import real
+from adaptive.base.values.numbers import real
 from collectives._leaves import error
 from collectives._local_mean import local_mean
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.numbers import real, whole
+from adaptive.base.values.numbers import real, whole
 from adaptive.operators.round_clock import takes_another_step
 from adaptive.operators.sources import EXAMPLES, read
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
-from collectives._wire import Rounding, Wire
+from collectives.compression._wire import Rounding, Wire
 
 from ._diloco import local_step
 from ._strategy import Stepped, Strategy, ValueAndGrad

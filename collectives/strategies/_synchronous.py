@@ -9,7 +9,7 @@ import jax
 import optax
 
 from collectives._robust import Robust
-from collectives._wire import Rounding, Wire
+from collectives.compression._wire import Rounding, Wire
 
 from ._strategy import Strategy, one_step
 from ._trees import all_reduced, arrays, check_optimizer

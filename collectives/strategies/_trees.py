@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 import adaptive as ad
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
-from collectives._wire import Rounding, Wire, codec_of
+from collectives.compression._wire import Rounding, Wire, codec_of
 
 T = TypeVar("T")
 

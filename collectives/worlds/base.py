@@ -17,10 +17,10 @@ from typing import Any, Self
 import jax
 
 from adaptive import CollectiveError, DisagreementError, NonFiniteError, Preempted, WorkerError
-from adaptive.base.current import enter, leave
-from adaptive.base.failure import report_failure
-from adaptive.base.signals import SignalHandlers
-from adaptive.base.source_lines import at, current_line
+from adaptive.base.process.failure import report_failure
+from adaptive.base.process.signals import SignalHandlers
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.current import enter, leave
 from adaptive.base.world import World
 from launchers import ending
 

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from adaptive import CollectiveError, WorkerCountError
-from adaptive.base.launcher import launcher, tasks_not_started
+from adaptive.base.process.launcher import launcher, tasks_not_started
 from adaptive.base.worker_slots import number_of_workers
 
 from .launch import LaunchWarning, works_alone

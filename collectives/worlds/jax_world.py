@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from adaptive.base.channel import PartSpec
-from adaptive.base.cores import allowed_cpus, chosen_threads
+from adaptive.base.process.cores import allowed_cpus, chosen_threads
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.extend import share_compilations
 

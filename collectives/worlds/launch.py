@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adaptive import AdaptiveError
-from adaptive.base.launcher import launcher
+from adaptive.base.process.launcher import launcher
 
 from .transport.process_group import Process
 

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
-from adaptive.base.cores import allowed_cpus, chosen_threads
-from adaptive.base.launcher import launcher
 from adaptive.base.local_mesh import LocalMesh
+from adaptive.base.process.cores import allowed_cpus, chosen_threads
+from adaptive.base.process.launcher import launcher
 from adaptive.extend import share_compilations
 from launchers import ending
 

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from adaptive import CollectiveError, DisagreementError
-from adaptive.base.exit_hooks import run_exit_hooks
-from adaptive.base.failure import FAILURE_THREAD
-from adaptive.base.numbers import brief, real
-from adaptive.base.python_stacks import shortened, stack_of
-from adaptive.base.source_lines import at
-from adaptive.base.thread_status import IN_A_STEP, thread_status_of
-from adaptive.base.waits import wait_of
+from adaptive.base.process.exit_hooks import run_exit_hooks
+from adaptive.base.process.failure import FAILURE_THREAD
+from adaptive.base.process.python_stacks import shortened, stack_of
+from adaptive.base.process.source_lines import at
+from adaptive.base.process.thread_status import IN_A_STEP, thread_status_of
+from adaptive.base.process.waits import wait_of
+from adaptive.base.values.numbers import brief, real
 from launchers import inspection
 from launchers.activity import ActivityReading, ActivityRecord, WorldActivity
 from launchers.hangs import LONGEST, Action, GroupWait, Sight

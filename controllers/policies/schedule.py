@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import real, reals, whole
+from adaptive.base.values.numbers import real, reals, whole
 from controllers._policy import Policy
 
 Unit = Literal["steps", "examples", "tokens", "epochs"]

@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING
 
-from adaptive.base.on_use import on_use
+from adaptive.base.process.on_use import on_use
 
 if TYPE_CHECKING:
     from controllers.predictors.arx import arx as arx

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.numbers import real
+from adaptive.base.values.numbers import real
 from controllers._policy import Policy
 
 Rule = Literal["sqrt", "linear"]

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from adaptive import DriverError
-from adaptive.base.cores import allowed_cpus
 from adaptive.base.decision import Decision, Observation
+from adaptive.base.process.cores import allowed_cpus
 from adaptive.base.split import split
 from adaptive.operators.sources import Reading, Source, read
 from controllers._policy import Policy

@@ -7,7 +7,7 @@ import json
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("collectives/_island_sum.py",)
+COVERS = ("collectives/_islands.py",)
 
 
 class Hosts(LocalWorld):

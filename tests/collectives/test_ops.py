@@ -13,10 +13,10 @@ from adaptive.operators.collectives import collective_p
 from adaptive.operators.context import trace_as
 
 COVERS = (
-    "adaptive/base/source_lines.py",
+    "adaptive/base/process/source_lines.py",
     "collectives/_all_gather.py",
     "collectives/_all_reduce.py",
-    "collectives/_all_gather.py",
+    "collectives/_broadcast.py",
     "collectives/_leaves.py",
 )
 

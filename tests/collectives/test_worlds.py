@@ -19,7 +19,7 @@ from adaptive.base.world import World
 from adaptive.runtime.local_world import LocalWorld
 from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, Ring
 from collectives._robust import GeometricMedian, Median
-from collectives._wire import Narrow
+from collectives.compression._wire import Narrow
 
 COVERS = (
     "collectives/worlds/devices.py",

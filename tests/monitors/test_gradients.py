@@ -9,7 +9,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import monitors as mon
-from adaptive.base.current import enter, leave
+from adaptive.base.values.current import enter, leave
 from adaptive.runtime.local_world import LocalWorld
 
 from .lockstep import Lockstep, graph, operators, reading

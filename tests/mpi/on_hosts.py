@@ -16,7 +16,7 @@ import numpy as np
 import collectives as comm
 from adaptive.base.channel import SentMessage
 from adaptive.base.world import MembersChanged
-from collectives._wire import Narrow
+from collectives.compression._wire import Narrow
 from collectives.worlds import mpi as _mpi
 from collectives.worlds.reducing import custom_on_processes
 

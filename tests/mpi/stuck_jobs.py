@@ -21,7 +21,7 @@ import psutil
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base.thread_status import thread_status
+from adaptive.base.process.thread_status import thread_status
 
 
 def driver(state, batch):

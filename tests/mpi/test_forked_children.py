@@ -8,7 +8,7 @@ import pytest
 
 from tests.mpirun import run
 
-COVERS = ("collectives/worlds/base.py", "adaptive/base/exit_hooks.py")
+COVERS = ("collectives/worlds/base.py", "adaptive/base/process/exit_hooks.py")
 
 pytestmark = pytest.mark.ranks
 

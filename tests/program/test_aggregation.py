@@ -12,7 +12,7 @@ import collectives as comm
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/base/reductions.py", "collectives/_reduce.py", "collectives/_wire.py")
+COVERS = ("adaptive/base/reductions.py", "collectives/_reduce.py", "collectives/compression/_wire.py")
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -16,7 +16,7 @@ import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/base/numbers.py",)
+COVERS = ("adaptive/base/values/numbers.py",)
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

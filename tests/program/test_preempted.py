@@ -13,7 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base import signals
+from adaptive.base.process import signals
 from tests.program.problems import build, descend, make_data
 
 COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py", "adaptive/program/runs.py")

@@ -16,8 +16,8 @@ import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.base.arrays import numbers_of
 from adaptive.base.local_mesh import LocalMesh
+from adaptive.base.values.arrays import numbers_of
 from adaptive.runtime.local_world import LocalWorld
 from tests.program.problems import build, difference, stream
 from tests.program.test_worker_on_a_mesh import SPECS, TX, loss_of, make_data, mesh_of, state_on

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from adaptive.base.ambient import current_settings
+from adaptive.base.values.ambient import current_settings
 
 from .microbatches import Microbatches
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from adaptive.base.ambient import current_settings, without_debug_checks
-from adaptive.base.thread_status import thread_status
+from adaptive.base.process.thread_status import thread_status
+from adaptive.base.values.ambient import current_settings, without_debug_checks
 
 from .cache import one_compiles
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from adaptive.base.arrays import numbers_of
+from adaptive.base.values.arrays import numbers_of
 
 
 class Constants:

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from adaptive.base.cores import n_cores
+from adaptive.base.process.cores import n_cores
+from adaptive.base.process.thread_status import thread_status
 from adaptive.base.revision import Revision
-from adaptive.base.thread_status import thread_status
 from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 

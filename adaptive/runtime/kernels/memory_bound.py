@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from adaptive.base.errors import OutOfMemoryError
-from adaptive.base.host_memory import MemoryLeft
+from adaptive.base.process.host_memory import MemoryLeft
 
 from .microbatches import Microbatches
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from adaptive import Preempted, ReserveReleased, WorkerCountError, WorkerError
-from adaptive.base.signals import acknowledge_termination, pending_termination
+from adaptive.base.process.signals import acknowledge_termination, pending_termination
 from adaptive.base.worker_slots import WorkerSlots, number_of_workers
 from adaptive.base.world import Loss, TransferPayload
 from collectives.worlds.base import forward

@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.channel import Parts
+from adaptive.base.process.thread_status import thread_status
 from adaptive.base.reductions import Mixed, Reduction, Sliced
-from adaptive.base.thread_status import thread_status
 from adaptive.base.worker_mesh import WorkerMesh
 
 from .custom_on_devices import by_slices, mixed, table

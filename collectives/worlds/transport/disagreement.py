@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from adaptive import DisagreementError, WorkerError
-from adaptive.base.source_lines import at
+from adaptive.base.process.source_lines import at
 
 _SHOWN = 8  # different intents in the message; even a thousand ranks are in a few places
 

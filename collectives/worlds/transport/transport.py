@@ -23,9 +23,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 from zlib import crc32
 
-from adaptive.base.failure import FAILURE_THREAD
-from adaptive.base.source_lines import current_line
-from adaptive.base.thread_status import thread_status
+from adaptive.base.process.failure import FAILURE_THREAD
+from adaptive.base.process.source_lines import current_line
+from adaptive.base.process.thread_status import thread_status
 from collectives.worlds.base import Lifetime
 from launchers.activity import INSIDE, OUTSIDE, PATIENT, WorldActivity
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base import world as base
+from adaptive.base.process.signals import TerminationNotice
 from adaptive.base.roster import Roster
-from adaptive.base.signals import TerminationNotice
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
 from adaptive.control.membership import Membership

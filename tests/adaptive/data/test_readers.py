@@ -19,11 +19,11 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.waits import wait_of
+from adaptive.base.process.waits import wait_of
 from adaptive.data.stream import Stream, open_data
 from tests.speed import limit
 
-COVERS = ("adaptive/base/python_stacks.py", "adaptive/base/waits.py")
+COVERS = ("adaptive/base/process/python_stacks.py", "adaptive/base/process/waits.py")
 
 ROOT = Path(__file__).resolve().parents[3]
 

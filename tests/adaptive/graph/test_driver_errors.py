@@ -9,7 +9,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.source_lines import line_of_error
+from adaptive.base.process.source_lines import line_of_error
 from tests.adaptive.drivers import FEATURES, planner
 
 W = jnp.zeros(FEATURES)

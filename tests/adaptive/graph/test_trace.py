@@ -12,7 +12,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive import operators
-from adaptive.base.jaxprs import nested_equations
+from adaptive.base.values.jaxprs import nested_equations
 from adaptive.graph.trace import trace
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.hooks import hook_p

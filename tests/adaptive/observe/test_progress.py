@@ -15,7 +15,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
 from adaptive.base.activity import Activity
-from adaptive.base.thread_status import thread_status
+from adaptive.base.process.thread_status import thread_status
 from adaptive.observe import progress as _progress
 from adaptive.observe.events import HookValues
 from adaptive.observe.progress import Course, Progress
@@ -24,7 +24,7 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.speed import Deadline
 
-COVERS = ("adaptive/base/thread_status.py",)
+COVERS = ("adaptive/base/process/thread_status.py",)
 
 COURSE = Course("train", (2, 2), 24, 3, None, True)
 

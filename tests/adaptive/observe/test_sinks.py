@@ -22,8 +22,8 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive.base import exit_hooks
 from adaptive.base.decision import Decision
+from adaptive.base.process import exit_hooks
 from adaptive.observe import sinks as _sinks
 from adaptive.observe.events import HookValues
 from adaptive.observe.scalars import Noise, noise_of
@@ -34,7 +34,7 @@ from tests.adaptive.drivers import event, make_data
 from tests.speed import limit
 
 COVERS = (
-    "adaptive/base/exit_hooks.py",
+    "adaptive/base/process/exit_hooks.py",
     "adaptive/log.py",
     "adaptive/observe/csv_file.py",
     "adaptive/observe/scalars.py",

@@ -14,9 +14,9 @@ import adaptive as ad
 import collectives as comm
 import monitors as mon
 from adaptive import operators
-from adaptive.base import failure as _failure
-from adaptive.base.cores import n_cores
 from adaptive.base.decision import Decision
+from adaptive.base.process import failure as _failure
+from adaptive.base.process.cores import n_cores
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read

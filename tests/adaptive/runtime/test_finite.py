@@ -14,7 +14,8 @@ from adaptive.graph.plan import Contribution
 from adaptive.runtime import finite
 from adaptive.runtime.finite import Culprit, FiniteCheck, Reduced, describe_trouble, not_finite
 from adaptive.runtime.message import accumulate, lay_out, pack
-from collectives._all_gather import Broadcast, Gather
+from collectives._all_gather import Gather
+from collectives._broadcast import Broadcast
 from collectives._reduce import Reduce
 
 from .test_message import unpacked

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adaptive.base.channel import SentMessage
-from adaptive.base.current import current_world
+from adaptive.base.values.current import current_world
 from adaptive.program.arguments import world_of
 from adaptive.runtime.local_world import LocalWorld
 

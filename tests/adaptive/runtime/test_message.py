@@ -18,7 +18,8 @@ from adaptive.graph.plan import Contribution, Scope
 from adaptive.operators.collectives import Collective
 from adaptive.runtime import message as _message
 from adaptive.runtime.message import accumulate, lay_out, lay_out_all, neutral_parts, pack, unpack
-from collectives._all_gather import Broadcast, Gather
+from collectives._all_gather import Gather
+from collectives._broadcast import Broadcast
 from collectives._reduce import Reduce
 
 LARGE = 40  # bytes from which on a leaf is large, in these tests

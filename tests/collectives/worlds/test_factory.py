@@ -12,17 +12,17 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.cores import chosen_threads
-from adaptive.base.launcher import Launcher, launcher, tasks_not_started
+from adaptive.base.process.cores import chosen_threads
+from adaptive.base.process.launcher import Launcher, launcher, tasks_not_started
 from collectives.worlds.launch import check_agreement, oversubscription
 from tests.mpirun import ROOT, run
 from tests.speed import limit
 
 COVERS = (
-    "adaptive/base/cores.py",
-    "adaptive/base/failure.py",
-    "adaptive/base/launcher.py",
-    "adaptive/base/on_use.py",
+    "adaptive/base/process/cores.py",
+    "adaptive/base/process/failure.py",
+    "adaptive/base/process/launcher.py",
+    "adaptive/base/process/on_use.py",
     "collectives/worlds/base.py",
     "collectives/worlds/launch.py",
     "collectives/worlds/multi_process.py",

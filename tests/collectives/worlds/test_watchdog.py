@@ -17,7 +17,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.thread_status import IN_A_STEP, thread_status, thread_status_of
+from adaptive.base.process.thread_status import IN_A_STEP, thread_status, thread_status_of
 from collectives.worlds import watchdog
 from collectives.worlds.transport.process_group import Process
 from collectives.worlds.watchdog import Watchdog, check_hang_timeout

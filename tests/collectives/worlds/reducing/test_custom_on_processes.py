@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive.base.reductions import Sliced
-from collectives._wire import Narrow
+from collectives.compression._wire import Narrow
 from collectives.worlds.reducing import custom_on_processes
 from tests.speed import limit
 

@@ -19,10 +19,9 @@ from jax.typing import DTypeLike
 from adaptive.base.reductions import Sliced
 from adaptive.operators.operator_state import operator_state
 from adaptive.operators.sources import GLOBAL_BATCH, read
-
-from ._leaves import combine, error
-from ._local_mean import local_sum
-from ._reduce import Reduce
+from collectives._leaves import combine, error
+from collectives._local_mean import local_sum
+from collectives._reduce import Reduce
 
 BLOCK = 2048  # numbers that share a scale: its four bytes are 0.8 % of 2048 codes of two bits
 _NUMBER = 4  # bytes of single precision

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from adaptive.base.source_lines import name_line
+from adaptive.base.process.source_lines import name_line
 
 CELL = "/tmp/ipykernel_4711/3375174423.py"
 

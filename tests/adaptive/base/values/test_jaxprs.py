@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from adaptive.base import jaxprs
+from adaptive.base.values import jaxprs
 
 
 def equations(function, *args):

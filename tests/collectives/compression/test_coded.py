@@ -13,7 +13,7 @@ import collectives as comm
 import collectives.strategies as sync
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
-from collectives._wire import codec_of
+from collectives.compression._wire import codec_of
 
 SIZES = (4, 6, 2)
 FEEDBACK = "error_feedback"

@@ -16,11 +16,11 @@ import adaptive as ad
 from adaptive.base.reductions import Sliced
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.operator_state import operator_state
+from collectives._islands import Islands, island_sum
+from collectives._leaves import combine, error
+from collectives._local_mean import LocalMean, local_sum
+from collectives._reduce import Reduce
 
-from ._island_sum import Islands, island_sum
-from ._leaves import combine, error
-from ._local_mean import LocalMean, local_sum
-from ._reduce import Reduce
 from ._wire import Codec, Coded, Rounding
 
 LABEL = "left by rounding"  # of the operator state

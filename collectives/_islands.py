@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from adaptive.base.numbers import whole
+from adaptive.base.process.this_host import this_host
 from adaptive.base.reductions import Mixed
-from adaptive.base.this_host import this_host
+from adaptive.base.values.numbers import whole
 from adaptive.base.world import World
 from adaptive.operators.collectives import Collective
 

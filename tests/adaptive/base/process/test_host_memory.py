@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from adaptive.base.host_memory import MemoryLeft
+from adaptive.base.process.host_memory import MemoryLeft
 
 
 @pytest.fixture

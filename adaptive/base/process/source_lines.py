@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from .jaxprs import current_source, frames_of
+from adaptive.base.values.jaxprs import current_source, frames_of
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")

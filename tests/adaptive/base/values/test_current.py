@@ -11,7 +11,7 @@ import adaptive as ad
 import collectives as comm
 from tests.adaptive.drivers import make_data
 
-COVERS = ("adaptive/base/ambient.py",)
+COVERS = ("adaptive/base/values/ambient.py",)
 
 
 def driver(state, batch):

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from adaptive.base import signals
-from adaptive.base.signals import SignalHandlers
+from adaptive.base.process import signals
+from adaptive.base.process.signals import SignalHandlers
 from tests.speed import limit
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .errors import CheckpointError
+from adaptive.base.errors import CheckpointError
 
 Name = tuple[str, ...]  # of a leaf: attributes, keys and indices on the way to it, as text
 

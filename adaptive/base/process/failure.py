@@ -14,9 +14,10 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .errors import DisagreementError, NonFiniteError, WorkerError
+from adaptive.base.errors import DisagreementError, NonFiniteError, WorkerError
+from adaptive.base.world import World
+
 from .thread_status import thread_status
-from .world import World
 
 QUIET_SECONDS = 0.5  # usually all processes are reachable, and the error need not be printed twice
 PATIENCE_SECONDS = 30.0  # how long a failed process waits for the others to receive the report

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from collectives._wire import Narrow
+from collectives.compression._wire import Narrow
 
 N = 4000
 STOCHASTIC = Narrow("bfloat16", stochastic=True)

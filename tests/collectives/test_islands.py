@@ -9,7 +9,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
-from collectives._island_sum import WithinIslands, checked_islands, island_sum
+from collectives._islands import WithinIslands, checked_islands, island_sum
 
 
 def test_each_worker_has_the_sum_of_its_island_over_microbatches():

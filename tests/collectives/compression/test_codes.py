@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from collectives._wire import NAMED, codec_of, pack, unpack
+from collectives.compression._wire import NAMED, codec_of, pack, unpack
 
-COVERS = ("collectives/_wire.py",)
+COVERS = ("collectives/compression/_wire.py",)
 
 
 class Compiled(NamedTuple):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from contextvars import ContextVar, Token
 
-from .errors import CollectiveError
-from .launcher import launcher
-from .source_lines import at, current_line
-from .world import World
+from adaptive.base.errors import CollectiveError
+from adaptive.base.process.launcher import launcher
+from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.world import World
 
 current_world: ContextVar[World | None] = ContextVar("adaptive_world", default=None)
 _entered: list[World] = []  # in this process, in whichever thread

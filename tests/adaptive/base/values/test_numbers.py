@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.base.numbers import brief, real, reals, whole
+from adaptive.base.values.numbers import brief, real, reals, whole
 
 NONE = [
     "64",

@@ -11,10 +11,10 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base.arrays import NotAnArrayError, as_numpy, on_host
+from adaptive.base.values.arrays import NotAnArrayError, as_numpy, on_host
 from adaptive.data.rows import rows_of
 
-COVERS = ("adaptive/base/torch_tensors.py", "adaptive/base/tree_paths.py")
+COVERS = ("adaptive/base/values/torch_tensors.py", "adaptive/base/values/tree_paths.py")
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
