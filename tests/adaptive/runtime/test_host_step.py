@@ -153,10 +153,14 @@ def same(mine, other):
 
 
 def balanced(state, batch):
-    """With a noise scale, and a policy that observes every step and decides in every tenth."""
+    """With a noise scale, and a policy that observes every step and decides in every tenth.
+
+    The seconds are constant, those of a short step: how many calls `balance` makes depends on them.
+    """
     loss, grads = jax.value_and_grad(loss_of)(state["params"], batch)
     mean = comm.all_reduce(grads)
-    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+    seconds = jnp.where(mon.compute_seconds() > 0, 1e-4, jnp.nan)
+    ctrl.hook(ctrl.balance(), comm.all_gather(seconds), every=10)
     return updated(state, mean), {"noise": mon.noise_scale(grads, mean).scale, "loss": comm.all_reduce(loss)}
 
 
