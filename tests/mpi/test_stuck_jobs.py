@@ -145,7 +145,8 @@ def test_a_rank_that_waits_for_a_core_is_let_alone():
     assert result.stdout.count("ended well") == 2, str(result)
 
 
-@pytest.mark.parametrize("ours", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("ours", [True, False])
 def test_a_slow_or_late_rank_is_not_ended(ours):
     """Compiling, and then at the end of the world, for more than twice the hang_timeout."""
     result = start("is slow", block=True, fails=False, ours=ours)
@@ -208,7 +209,8 @@ def test_sys_exit_in_the_block_of_a_world():
     check_said(result, said, "rank 0: message 1 of step 4 of program 1")
 
 
-@pytest.mark.parametrize("ours", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.long
+@pytest.mark.parametrize("ours", [True, False])
 def test_a_rank_that_waits_in_another_world(ours):
     result = start("is in another world", ours=ours)
     check_said(
