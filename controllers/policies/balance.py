@@ -151,6 +151,8 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
             return found
         gain = max(0.0, 1 - found.ideal / found.now)
         said = f"no split can take more than {gain:.1%} off the slowest worker's {_ms(found.now)} a step"
+        if found.band >= 1:
+            return f"{said}, as far as the few and uneven times until now tell"
         if not found.is_worth(found.ideal):
             return f"{said}, and a change needs {found.band:.1%}"
         return f"{said}; none was found that is worth a change, or the last ones did not help when they were tried"
