@@ -110,6 +110,9 @@ class WorkerState:
 
         Args:
           states, op_states: arrays of this process's workers, on the host or any device.
+
+        Raises:
+          JaxRuntimeError: a leaf was not copied, for example because memory ran out. Part of the old state is lost.
         """
         if self.held_by is not None:
             self.held_by.forget()
@@ -119,7 +122,11 @@ class WorkerState:
             addressed += [(("op_state", k, n), leaf) for k, op in enumerate(of_worker) for n, leaf in enumerate(op)]
             for address, leaf in addressed:
                 values[self.places[address]] = None
-                values[self.places[address]] = jax.block_until_ready(self._copied(leaf, address, i))
+                try:
+                    values[self.places[address]] = jax.block_until_ready(self._copied(leaf, address, i))
+                except jax.errors.JaxRuntimeError as error:
+                    error.add_note("Part of the old state has been freed: restore again before the next step.")
+                    raise
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import adaptive as ad
@@ -155,3 +156,19 @@ def test_a_copy_over_a_mesh_shares_no_memory():
             np.testing.assert_array_equal(copies[0], whole)
     keys = jax.random.split(jax.random.key(1), 4)
     np.testing.assert_array_equal(*map(jax.random.key_data, (copied(keys, shardings[1]), keys)))
+
+
+def test_a_state_that_is_replaced_in_part_is_said_to_be_lost(monkeypatch):
+    workers = held(1)
+    states, op_states = workers.states, workers.op_states
+
+    def no_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "_copied", no_memory)
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            workers.replace(states, op_states)
+    assert "restore again" in caught.value.__notes__[0]
+    workers.replace(states, op_states)
+    assert numbers(workers, 0) == numbers(held(1), 0)
