@@ -42,6 +42,7 @@ def test_the_readmes_program_prints_the_shown_output_once(epochs, tmp_path, monk
     assert epochs < 20 or abs(len(steps) - len(shown.splitlines())) <= 2, "an epoch has about as many steps"
 
 
+@pytest.mark.seconds(10)  # a first drawing of matplotlib builds its cache of fonts
 def test_the_simulation_that_the_readme_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = "adaptive simulate step_change --png step_change.png"
