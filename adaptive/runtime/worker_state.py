@@ -117,16 +117,29 @@ class WorkerState:
         if self.held_by is not None:
             self.held_by.forget()
         self.committed = jax.block_until_ready(self.committed)[:0]
-        for i, (values, state, of_worker) in enumerate(zip(self.values, states, op_states, strict=True)):
+        for i, (state, of_worker) in enumerate(zip(states, op_states, strict=True)):
             addressed = [(("state", n, 0), leaf) for n, leaf in enumerate(state)]
             addressed += [(("op_state", k, n), leaf) for k, op in enumerate(of_worker) for n, leaf in enumerate(op)]
             for address, leaf in addressed:
-                values[self.places[address]] = None
-                try:
-                    values[self.places[address]] = jax.block_until_ready(self._copied(leaf, address, i))
-                except jax.errors.JaxRuntimeError as error:
-                    error.add_note("Part of the old state has been freed: restore again before the next step.")
-                    raise
+                self._put(i, address, leaf)
+
+    def _put(self, local_index: int, address: Address, value: Any) -> None:
+        """Replace a value of a worker by a copy, after the old one is freed, so that a device never holds two states.
+
+        Args:
+          value: an array, or a function that returns it.
+
+        Raises:
+          JaxRuntimeError: see `replace`.
+        """
+        values, place = self.values[local_index], self.places[address]
+        values[place] = None
+        try:
+            new = value() if callable(value) else value
+            values[place] = jax.block_until_ready(self._copied(new, address, local_index))
+        except jax.errors.JaxRuntimeError as error:
+            error.add_note("Part of the old state has been freed: restore a checkpoint before the next step.")
+            raise
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
         """Change which workers of this process are members, from the next step on.
@@ -149,13 +162,10 @@ class WorkerState:
         """
         values = self.fetch()[local_index]
         for (address, place), value in zip(self._shared.items(), replicated, strict=True):
-            if callable(value):
-                values[place] = None  # first, so that a device never holds two states
-                values[place] = jax.block_until_ready(self._copied(value(), address, local_index))
-            elif value is not values[place]:
-                values[place] = self._copied(value, address, local_index)
+            if value is not values[place]:
+                self._put(local_index, address, value)
         for address, initial in self._initial.items():
-            values[self.places[address]] = self._copied(initial, address, local_index)
+            self._put(local_index, address, initial)
 
     def set_op_state(self, number: int, value: np.ndarray) -> None:
         """Set a replicated operator state of one leaf, on all workers."""

@@ -158,9 +158,10 @@ def test_a_copy_over_a_mesh_shares_no_memory():
     np.testing.assert_array_equal(*map(jax.random.key_data, (copied(keys, shardings[1]), keys)))
 
 
-def test_a_state_that_is_replaced_in_part_is_said_to_be_lost(monkeypatch):
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_state_that_is_replaced_in_part_is_said_to_be_lost(monkeypatch, joins):
     workers = held(1)
-    states, op_states = workers.states, workers.op_states
+    states, op_states, exported = workers.states, workers.op_states, workers.export()
 
     def no_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
@@ -168,7 +169,7 @@ def test_a_state_that_is_replaced_in_part_is_said_to_be_lost(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(workers, "_copied", no_memory)
         with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-            workers.replace(states, op_states)
-    assert "restore again" in caught.value.__notes__[0]
+            workers.adopt(exported) if joins else workers.replace(states, op_states)
+    assert "restore a checkpoint before the next step" in caught.value.__notes__[0]
     workers.replace(states, op_states)
     assert numbers(workers, 0) == numbers(held(1), 0)
