@@ -17,6 +17,20 @@ from adaptive.operators.hyperparameters import checked_hyperparameters
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+_NOT_KNOWN = "not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
+_NO_BOUND = "infinite. A noise scale is infinite where the gradient cannot be distinguished from its noise. Bound it:\n"
+_UNKNOWN = {
+    "global_batch": f"{_NOT_KNOWN}    if np.isfinite(noise.scale):\n        control.rescale(global_batch=noise.scale)\n"
+    "or use a policy that waits:  ctrl.hook(ctrl.noise_batch(), noise)",
+    "workers": f"{_NOT_KNOWN}    if np.isfinite(noise.scale):\n"
+    "        control.rescale(workers=noise.scale / batch_per_worker)",
+}
+_INFINITE = {
+    "global_batch": f"{_NO_BOUND}    control.rescale(global_batch=min(noise.scale, 4096))\n"
+    "or use a policy that has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)",
+    "workers": f"{_NO_BOUND}    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))",
+}
+
 
 class Control:
     """The program, as a hook function sees it: Listing 1 of Mai et al. 2019.
@@ -133,9 +147,13 @@ class Control:
         if global_batch is None and shares is None and workers is None:
             self._refuse("rescale()", "none of global_batch=, shares= and workers= is given.")
         if workers is not None:
-            self._workers = self._check_workers(workers)
+            number = self._number("workers", workers, WorkerCountError)
+            if number == 0:
+                why = "there must be at least one worker. To end the run:  control.stop()"
+                self._refuse("rescale(workers=0)", why, WorkerCountError)
+            self._workers = max(1, round(number))
         if global_batch is not None:
-            self._global_batch = round(self._check_global_batch(global_batch))
+            self._global_batch = round(self._number("global_batch", global_batch, BatchSizeError))
         if shares is not None:
             self._shares = self._check_shares(shares)
 
@@ -177,41 +195,23 @@ class Control:
         decision = Decision(*asked)
         return decision if decision or decision.notes else None
 
-    def _check_global_batch(self, value: ArrayLike) -> float:
-        request = "rescale(global_batch=…)"
+    def _number(self, name: str, value: ArrayLike, error: type[AdaptiveError]) -> float:
+        """Return a requested quantity as a finite number, 0 or more."""
         number = real(value)
+        fields = getattr(value, "_fields", ())
         if number is None:
-            fields = getattr(value, "_fields", ())
-            advice = f" Pass one of its fields: {', '.join(fields)}." if fields else ""
             kind = f"an array of shape {np.shape(value)}" if np.shape(value) and not fields else f"{value!r}"
-            self._refuse(request, f"the global batch is one number; got {kind}.{advice}")
-        request = f"rescale(global_batch={number:g})"
-        if np.isinf(number) and isinstance(value, numbers.Integral):
-            self._refuse(f"rescale(global_batch={brief(value)})", "the number is too large.")
-        if np.isnan(number):
-            self._refuse(
-                request,
-                "not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
-                "    if np.isfinite(noise.scale):\n"
-                "        control.rescale(global_batch=noise.scale)\n"
-                "or use a policy that waits:  ctrl.hook(ctrl.noise_batch(), noise)",
-            )
-        if np.isinf(number):
-            self._refuse(
-                request,
-                "infinite. A noise scale is infinite where the gradient cannot be distinguished from its noise. "
-                "Bound it:\n    control.rescale(global_batch=min(noise.scale, 4096))\n"
-                "or use a policy that has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)",
-            )
+            advice = f" Pass one of its fields: {', '.join(fields)}." if fields else ""
+            self._refuse(f"rescale({name}=…)", f"it must be one number; got {kind}.{advice}", error)
+        too_large = np.isinf(number) and isinstance(value, numbers.Integral)
+        request = f"rescale({name}={brief(value) if too_large else f'{number:g}'})"
+        if too_large:
+            self._refuse(request, "the number is too large.", error)
+        if not np.isfinite(number):
+            self._refuse(request, _UNKNOWN[name] if np.isnan(number) else _INFINITE[name], error)
         if number < 0:
-            self._refuse(request, "a global batch cannot be negative.")
+            self._refuse(request, "it cannot be negative. To end the run:  control.stop()", error)
         return number
-
-    def _check_workers(self, value: ArrayLike) -> int:
-        try:
-            return checked_workers(value)
-        except WorkerCountError as error:
-            raise WorkerCountError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
 
     def _check_shares(self, value: Any) -> tuple[float, ...]:
         try:
@@ -226,33 +226,5 @@ class Control:
                 f"while it runs, after step {self.step}; keep what you need to know, not the control."
             )
 
-    def _refuse(self, request: str, why: str) -> NoReturn:
-        raise BatchSizeError(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")
-
-
-def checked_workers(value: ArrayLike) -> int:
-    """Return a requested number of workers, rounded to an integer of at least 1.
-
-    Raises:
-      WorkerCountError: it is not a finite, positive number.
-    """
-    number = real(value)
-    if number is None:
-        kind = f"an array of shape {np.shape(value)}" if np.shape(value) else f"{value!r}"
-        raise WorkerCountError(f"rescale(workers=…): the number of workers must be one number; got {kind}.")
-    request = f"rescale(workers={number:g})"
-    if np.isnan(number):
-        raise WorkerCountError(
-            f"{request}: not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
-            "    if np.isfinite(noise.scale):\n"
-            "        control.rescale(workers=noise.scale / batch_per_worker)"
-        )
-    if np.isinf(number):
-        raise WorkerCountError(
-            f"{request}: infinite. A noise scale is infinite where the gradient cannot be distinguished from its "
-            "noise. Bound it:\n"
-            "    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))"
-        )
-    if number <= 0:
-        raise WorkerCountError(f"{request}: there must be at least one worker. To end the run:  control.stop()")
-    return max(1, round(number))
+    def _refuse(self, request: str, why: str, error: type[AdaptiveError] = BatchSizeError) -> NoReturn:
+        raise error(f"hook {self._name!r}{self._where}, step {self.step}: {request}: {why}")

@@ -48,3 +48,15 @@ class Policy(NamedTuple):
     check: CheckFn | None = None
     rests_until: Callable[[PolicyState], int] | None = None
     why: Callable[[Observation, PolicyState], str] | None = None
+
+
+def stateless(
+    decide: Callable[[Observation], Decision | None],
+    name: str,
+    reads: tuple[str, ...] = (),
+    check: CheckFn | None = None,
+) -> Policy:
+    """Return a policy without memory, which looks at due steps only."""
+    return Policy(
+        lambda n_workers: (), lambda seen, state: (decide(seen) if seen.due else None, state), name, reads, check
+    )

@@ -55,7 +55,7 @@ def scale_adamw(
     the inverse factor at once, which would otherwise take `1 / (1 - b2)` base steps. Bias corrections count examples.
 
     The driver reads the batch at run time, so a change takes effect in the same step and compiles nothing. A learning
-    rate that is an `ad.hyperparameter`, set by `seesaw` or `schedule`, is multiplied by sqrt(s). Do not combine with
+    rate that is an `ad.hyperparameter`, set by `schedule`, is multiplied by sqrt(s). Do not combine with
     `scale_by_batch`. Outside a program s is 1.
 
     Args:

@@ -30,7 +30,7 @@ from controllers.timing._time_model import TimeModel
 from controllers.timing.exchange import Exchange
 from controllers.timing.seconds import active_of, shape_of
 
-from .noise import Bounds, check_noise, check_workers, efficiency, read_noise, round_batch, within_growth, worker_bounds
+from .noise import Bounds, check_noise, check_workers, efficiency, read_noise, round_batch, within, within_growth
 
 CANDIDATES = 25  # batches that one decision compares, for each number of workers
 MOST_NUMBERS = 12  # numbers of workers that one decision compares
@@ -249,7 +249,7 @@ def _numbers(rule: _Rule, observation: Observation) -> list[int]:
     there = len(observation.members)
     if rule.workers is None:
         return [there]
-    least, most = worker_bounds(observation, *rule.workers)
+    least, most = within(*rule.workers, observation.least_workers, observation.most_workers)
     low = max(least, round(within_growth(1, there, there, rule.growth)))
     high = min(most, round(within_growth(most, there, there, rule.growth)))
     few = np.unique(np.geomspace(low, max(low, high), MOST_NUMBERS).round().astype(int))
@@ -261,8 +261,7 @@ def _batches(rule: _Rule, observation: Observation, team: _Team) -> list[int]:
     """Return the batches to compare for a team."""
     now, least = observation.global_batch, int(team.lower.sum())
     most = min(int(team.upper.sum()), observation.limits.examples)
-    low = min(max(least, rule.min_batch or least), most)
-    high = max(min(most, rule.max_batch or most), low)
+    low, high = within(rule.min_batch, rule.max_batch, least, most)
     reach = np.geomspace(max(now / rule.growth, low), max(min(now * rule.growth, high), low), CANDIDATES)
     step = rule.multiple or observation.limits.quantum * len(team.lower)
     return sorted({round_batch(float(b), step, low, high) for b in reach} | ({now} if low <= now <= high else set()))
@@ -276,7 +275,7 @@ def _signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray,
     values = observation.values
     _check_values(values, len(observation.batch_sizes), policy)
     iteration = float(np.fmax.reduce(np.ravel(values[2])))  # free worker slots have none
-    return read_noise(values[0], policy), np.asarray(values[1], np.float64), iteration
+    return read_noise(observation, policy), np.asarray(values[1], np.float64), iteration
 
 
 def _check_values(values: Sequence[Any], n: int, policy: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from adaptive import DriverError
 from adaptive.base.decision import Decision, Observation
-from controllers._policy import Policy
+from controllers._policy import Policy, stateless
 from controllers.timing.seconds import shape_of
 
 
@@ -62,26 +62,22 @@ def noise_batch(
     if min_batch is not None and max_batch is not None and not 1 <= min_batch <= max_batch:
         raise ValueError(f"noise_batch: 1 <= min_batch <= max_batch must hold; got {min_batch} and {max_batch}.")
 
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        if not observation.due:
-            return None, state
-        noise = read_noise(observation.values[0] if observation.values else None, "noise_batch")
+    def decide(observation: Observation) -> Decision | None:
+        noise, current = read_noise(observation, "noise_batch"), observation.global_batch
         if not noise.known:
-            return None, state
-        current = observation.global_batch
+            return None
         target = between(current, noise, factor, confident=confident)
         if monotone:
             target = max(target, current)
         target = min(max(target, current / growth), current * growth)
-        least, most = batch_bounds(observation, min_batch, max_batch)
-        batch = round_batch(target, multiple or batch_multiple(observation), least, most)
+        limits = observation.limits
+        least, most = within(min_batch, max_batch, sum(limits.lower), sum(limits.upper))
+        batch = round_batch(target, multiple or limits.quantum * len(limits.active), least, most)
         if abs(batch - current) <= dead_band * current and least <= current <= most:
-            return None, state
-        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
-        note = f"batch {current} to {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
-        return Decision(global_batch=batch, notes=(note,)), state
+            return None
+        return Decision(global_batch=batch, notes=(f"batch {current} to {batch}: {noise.said}",))
 
-    return Policy(lambda n_workers: (), update, "noise_batch", ("noise_scale",), check_noise)
+    return stateless(decide, "noise_batch", ("noise_scale",), check_noise)
 
 
 def noise_workers(
@@ -131,30 +127,27 @@ def noise_workers(
         )
     check_workers("noise_workers", min_workers, max_workers)
 
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        if not observation.due:
-            return None, state
-        noise = read_noise(observation.values[0] if observation.values else None, "noise_workers")
+    def decide(observation: Observation) -> Decision | None:
+        noise = read_noise(observation, "noise_workers")
         if not noise.known:
-            return None, state
+            return None
         there, current = len(observation.members), observation.target_workers
         wanted = between(current, noise, factor / examples_per_worker, confident=confident)
         if monotone:
             wanted = max(wanted, current)
         wanted = within_growth(wanted, there, current, growth)
-        least, most = worker_bounds(observation, min_workers, max_workers)
+        least, most = within(min_workers, max_workers, observation.least_workers, observation.most_workers)
         n = round(min(max(wanted, least), most))
         if abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most:
             n = current
         batch = n * examples_per_worker
         known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
         if known:  # otherwise the batch is already requested, and waits for the workers
-            return None, state
-        bounds = f"{noise.lower:.4g} to {noise.upper:.4g}"
-        note = f"workers {current} to {n}, batch {batch}: the noise scale is {noise.scale:.4g} ({bounds})"
-        return Decision(global_batch=batch, workers=n, notes=(note,)), state
+            return None
+        note = f"workers {current} to {n}, batch {batch}: {noise.said}"
+        return Decision(global_batch=batch, workers=n, notes=(note,))
 
-    return Policy(lambda n_workers: (), update, "noise_workers", ("noise_scale",), check_noise)
+    return stateless(decide, "noise_workers", ("noise_scale",), check_noise)
 
 
 # --- noise scales -----------------------------------------------------------------------------------------------------
@@ -172,13 +165,21 @@ class Bounds(NamedTuple):
         """Whether there are measurements."""
         return self.scale >= 0 and self.lower >= 0 and self.upper >= 0  # False for NaN
 
+    @property
+    def said(self) -> str:
+        """The noise scale in words, for a note."""
+        return f"the noise scale is {self.scale:.4g} ({self.lower:.4g} to {self.upper:.4g})"
 
-def read_noise(value: Any, policy: str) -> Bounds:
-    """Return a hook's value as a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, whose
-    bounds are equal to it.
 
-    Not known while the object's `signal` is not positive: its scale is then a lower bound, and does not say how large
-    the noise is.
+def read_noise(observation: Observation, policy: str) -> Bounds:
+    """Return the hook's first value as a noise scale."""
+    return as_noise(observation.values[0] if observation.values else None, policy)
+
+
+def as_noise(value: Any, policy: str) -> Bounds:
+    """Return a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, which is its own bounds.
+
+    Not known while the object's `signal` is not positive: its scale is then only a lower bound.
     """
     try:
         if hasattr(value, "scale"):
@@ -234,28 +235,15 @@ def round_batch(target: float, multiple: int, least: int, most: int) -> int:
 
 
 def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
-    """Clip `current` to the confidence bounds of the noise scale times `factor`.
-
-    Args:
-      current: the present batch.
-      noise: the noise scale.
-      factor: the scale is multiplied by this.
-      confident: whether to use the confidence bounds; otherwise the result is the scale itself.
-    """
+    """Clip `current` to the bounds of the noise scale times `factor`; to the scale itself if not `confident`."""
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
     return min(max(current, factor * lower), factor * upper)
 
 
-def batch_bounds(observation: Observation, min_batch: int | None, max_batch: int | None) -> tuple[int, int]:
-    """Return a policy's bounds of the global batch, clipped to those of the workers."""
-    least, most = sum(observation.limits.lower), sum(observation.limits.upper)
-    low = min(max(least, min_batch or least), most)
-    return low, max(min(most, max_batch or most), low)
-
-
-def batch_multiple(observation: Observation) -> int:
-    """Return the global batch that is one quantum for each active worker."""
-    return observation.limits.quantum * len(observation.limits.active)
+def within(low: int | None, high: int | None, least: int, most: int) -> tuple[int, int]:
+    """Return a policy's bounds of the batch or of the number of workers, clipped to the feasible ones."""
+    low = min(max(least, low or least), most)
+    return low, max(min(most, high or most), low)
 
 
 def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
@@ -269,21 +257,10 @@ def check_workers(policy: str, min_workers: int | None, max_workers: int | None)
         raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")
 
 
-def worker_bounds(observation: Observation, min_workers: int | None, max_workers: int | None) -> tuple[int, int]:
-    """Return a policy's bounds of the number of workers, clipped to the available numbers."""
-    least, most = observation.least_workers, observation.most_workers
-    low = min(max(least, min_workers or least), most)
-    return low, max(min(most, max_workers or most), low)
-
-
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
-    """Clip a wanted number of workers to within a factor of `growth` of the present number.
+    """Clip a wanted number of workers to within a factor of `growth` of the present number, `there`.
 
-    Args:
-      wanted: the number to clip.
-      there: the present number of workers.
-      current: the number that is already requested, which is always allowed.
-      growth: the factor, above 1: one worker more or fewer is always allowed.
+    One worker more or fewer, and the number that is already requested, `current`, are always allowed.
     """
     fewest = min(current, math.floor(there / growth))
     return min(max(wanted, fewest), max(current, math.ceil(there * growth)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from adaptive.base.values.numbers import real, reals, whole
-from controllers._policy import Policy
+from controllers._policy import Policy, stateless
 
 Unit = Literal["steps", "examples", "tokens", "epochs"]
 Schedule = Mapping[Any, Any] | Callable[[Any], Any]
@@ -81,27 +81,19 @@ def schedule(
     of_batch = None if global_batch is None else counts.schedule("the global batch", global_batch, _check_batch)
     of_others = {name: counts.schedule(name, each, _check_value) for name, each in hyperparameters.items()}
 
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        if not observation.due:
-            return None, state
+    def decide(observation: Observation) -> Decision | None:
         batch = None if of_batch is None else of_batch(observation)
         number = real(batch)
         if number is not None and np.isfinite(number):  # other values are refused by the request
             batch = round(number)
         wanted = {name: np.asarray(value(observation)).tolist() for name, value in of_others.items()}
-        changed = changed_values(observation, wanted)
+        known = observation.hyperparameters  # unknown names are refused by the request
+        changed = {k: v for k, v in wanted.items() if k not in known or not np.allclose(known[k], v, 1e-7, 0)}
         if batch == observation.global_batch:
             batch = None
-        decides = batch is not None or changed
-        return Decision(global_batch=batch, hyperparameters=changed) if decides else None, state
+        return Decision(global_batch=batch, hyperparameters=changed) if batch is not None or changed else None
 
-    return Policy(lambda n_workers: (), update, "schedule")
-
-
-def changed_values(observation: Observation, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters that differ from those in force, up to rounding; unknown names are included."""
-    known = observation.hyperparameters
-    return {name: v for name, v in wanted.items() if name not in known or not np.allclose(known[name], v, 1e-7, 0)}
+    return stateless(decide, "schedule")
 
 
 class _Point(NamedTuple):

@@ -1,4 +1,4 @@
-"""Policies and predictors as their papers describe them: LB-BSP, dynamic batching, leader and stragglers, Seesaw.
+"""Policies and predictors as their papers describe them: LB-BSP, dynamic batching, leader and stragglers.
 
 `controllers.balance`, `controllers.noise_batch` and the others in `controllers` are the ones to begin with.
 """
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ._lb_bsp import lb_bsp as lb_bsp
     from ._leader_straggler import leader_straggler as leader_straggler
     from ._proportional import proportional as proportional
-    from ._seesaw import seesaw as seesaw
     from ._static import cores as cores
     from ._static import static_proportional as static_proportional
 
@@ -28,7 +27,6 @@ __getattr__, __dir__ = on_use(
         "lb_bsp": "._lb_bsp",
         "leader_straggler": "._leader_straggler",
         "proportional": "._proportional",
-        "seesaw": "._seesaw",
         "cores": "._static",
         "static_proportional": "._static",
         "arx": "controllers.predictors.arx",

@@ -27,8 +27,6 @@ def proportional(
     dead_band: float = 0.05,
     smoothing: float = 0.2,
     window: int = 5,
-    min_size: int = 1,
-    max_size: int | None = None,
     renormalize: bool = True,
     drop: float | None = 0.05,
 ) -> Policy:
@@ -36,19 +34,17 @@ def proportional(
 
         tau_k = mu_k - mean(mu),    b_k <- b_k - (b_k / mu_k) tau_k  =  b_k mean(mu) / mu_k
 
-    where `mu_k` is a moving average of the step time since sizes last changed. Bounds are applied next, then the dead
-    band: either all batches change, or none. There is no gain to tune, because a worker's throughput is the gain.
+    where `mu_k` is a moving average of the step time since sizes last changed. The program's bounds are applied next,
+    then the dead band: either all batches change, or none. A worker's throughput is the gain.
 
     Assumes that time is proportional to the batch. With a fixed part c of a step of T, each change leaves c/T of the
-    error. If time does not depend on the batch, a slow worker's batch shrinks to the minimum to no effect; use
-    `balance` then.
+    error. If time does not depend on the batch, a slow worker's batch shrinks to the minimum to no effect.
 
     Args:
       dead_band: no change unless the largest relative change exceeds this. The published 5 % is for systems that
         restart to change a batch.
       smoothing: the moving average's weight of a new time. (Not given in the paper.)
       window: number of steps at the sizes in force that a decision needs.
-      min_size, max_size: bounds on a worker's batch; by default the program's.
       renormalize: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
         mean(1/X) mean(X) >= 1 where speeds are X.
       drop: if a worker's throughput falls by more than this fraction after its batch was raised, the previous batch
@@ -64,10 +60,10 @@ def proportional(
       Tyagi & Sharma 2020, "Taming Resource Heterogeneity in Distributed ML Training with Dynamic Batching", sections
       III-C and III-D. With `renormalize=True` it is also the rule of DBS and DLB, share_k / t_k.
     """
-    if dead_band < 0 or not 0 < smoothing <= 1 or window < 1 or not 1 <= min_size <= (max_size or min_size):
+    if dead_band < 0 or not 0 < smoothing <= 1 or window < 1:
         raise ValueError(
-            f"proportional: dead_band >= 0, 0 < smoothing <= 1, window >= 1 and 1 <= min_size <= max_size must hold; "
-            f"got {dead_band}, {smoothing}, {window}, {min_size} and {max_size}."
+            f"proportional: dead_band >= 0, 0 < smoothing <= 1 and window >= 1 must hold; got {dead_band}, {smoothing} "
+            f"and {window}."
         )
 
     def init(n_workers: int) -> ProportionalState:
@@ -98,15 +94,13 @@ def proportional(
         wanted = proportional_step(before, state.times.mean[active])
         if renormalize:
             wanted *= total / wanted.sum()
-        lower = np.clip(np.full(len(active), min_size), least, most)
-        learnt = state.upper[active]
-        upper = np.clip(np.minimum(learnt, max_size or learnt), lower, most)
-        wanted = np.clip(wanted, lower, upper)
+        upper = np.clip(state.upper[active], least, most)
+        wanted = np.clip(wanted, least, upper)
         if not renormalize:
             total = round(wanted.sum())
-        if not lower.sum() <= total <= upper.sum():  # infeasible: use the program's bounds, which are feasible
-            lower, upper = least, most
-        within = Limits(tuple(lower.tolist()), tuple(upper.tolist()), limits.quantum)
+        if not least.sum() <= total <= upper.sum():  # infeasible: use the program's bounds, which are feasible
+            upper = most
+        within = Limits(tuple(least.tolist()), tuple(upper.tolist()), limits.quantum)
         split_of = split(total, wanted.tolist(), within)
         sizes = shares_of(np.asarray(split_of), active, len(limits.lower))
         # Compare the resulting sizes, because a change that the bounds prevent would be requested in every step.

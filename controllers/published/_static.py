@@ -13,7 +13,7 @@ from adaptive.base.decision import Decision, Observation
 from adaptive.base.process.cores import allowed_cpus
 from adaptive.base.split import split
 from adaptive.operators.sources import Reading, Source, read
-from controllers._policy import Policy
+from controllers._policy import Policy, stateless
 
 
 def _count_cores(reading: Reading) -> float:
@@ -50,31 +50,22 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
       III-B. (It prints b_0 X_k / sum X, which would sum to one worker's batch; meant is the sum K b_0.)
     """
 
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        if not observation.due:
-            return None, state
-        sizes = split(observation.global_batch, _capacities(observation, capacities).tolist(), observation.limits)
-        if sizes == observation.batch_sizes:
-            return None, state
-        return Decision(shares=tuple(map(float, sizes))), state
+    def capacities_of(values: tuple[Any, ...]) -> Any:
+        return capacities if capacities is not None else values[0] if values else None
+
+    def decide(observation: Observation) -> Decision | None:
+        check(observation.values, len(observation.batch_sizes), "static_proportional")
+        given = np.asarray(capacities_of(observation.values), np.float64)
+        sizes = split(observation.global_batch, given.tolist(), observation.limits)
+        return None if sizes == observation.batch_sizes else Decision(shares=tuple(map(float, sizes)))
 
     def check(values: tuple[Any, ...], n_workers: int, name: str) -> None:
-        del name
-        _check(capacities if capacities is not None else values[0] if values else None, n_workers)
+        given = capacities_of(values)
+        if given is None or np.shape(given) != (n_workers,):
+            got = f"shape {given.shape}" if hasattr(given, "shape") else repr(given)
+            raise DriverError(
+                f"{name} needs {n_workers} capacities, one per worker; got {got}. Pass them, or gather them:\n"
+                f"    ctrl.hook(ctrl.published.static_proportional(), comm.all_gather(ctrl.published.cores()))"
+            )
 
-    return Policy(lambda n_workers: (), update, "static_proportional", ("capacities",), check)
-
-
-def _capacities(observation: Observation, given: Sequence[float] | None) -> np.ndarray:
-    value = given if given is not None else observation.values[0] if observation.values else None
-    _check(value, len(observation.batch_sizes))
-    return np.asarray(value, np.float64)
-
-
-def _check(value: Any, n: int) -> None:
-    if value is None or np.shape(value) != (n,):
-        got = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
-        raise DriverError(
-            f"static_proportional needs {n} capacities, one per worker; got {got}. Pass them, or gather them:\n"
-            f"    ctrl.hook(ctrl.published.static_proportional(), comm.all_gather(ctrl.published.cores()))"
-        )
+    return stateless(decide, "static_proportional", ("capacities",), check)

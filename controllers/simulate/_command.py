@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from controllers._policy import Policy
+from controllers._policy import stateless
 from controllers.policies.schedule import schedule
 
 from . import _scenarios
@@ -203,14 +203,12 @@ def _followed(batches: np.ndarray) -> Hooked:
 def _as_recorded(recording: Recording, cluster: Cluster) -> Simulation:
     sizes = recording.sizes
 
-    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+    def decide(observation: Observation) -> Decision | None:
         then = sizes[min(observation.step, len(sizes) - 1)]
-        if tuple(then) == observation.batch_sizes:
-            return None, state
-        return Decision(int(then.sum()), tuple(map(float, then))), state
+        same = tuple(then) == observation.batch_sizes
+        return None if same else Decision(int(then.sum()), tuple(map(float, then)))
 
-    policy = Policy(lambda n_workers: (), update, "as recorded")
-    return simulated([Hooked(policy, ())], cluster, sizes[0].tolist(), len(sizes))
+    return simulated([Hooked(stateless(decide, "as recorded"), ())], cluster, sizes[0].tolist(), len(sizes))
 
 
 # --- policies, text ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from adaptive.base.decision import Observation
-from controllers._policy import Policy
+from controllers._policy import Policy, stateless
 from controllers.policies.balance import balance
 from controllers.policies.goodput import goodput_batch, goodput_workers
 from controllers.policies.mitigate_slow_workers import mitigate_slow_workers
@@ -36,12 +35,7 @@ class Contender(NamedTuple):
 
 def equal() -> Policy:
     """Return a policy that changes nothing."""
-
-    def update(observation: Observation, state: tuple[()]) -> tuple[None, tuple[()]]:
-        del observation
-        return None, state
-
-    return Policy(lambda n_workers: (), update, "equal")
+    return stateless(lambda observation: None, "equal")
 
 
 LINE_UP = {

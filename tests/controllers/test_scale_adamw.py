@@ -108,11 +108,11 @@ def test_a_schedule_counts_base_batches():
     np.testing.assert_allclose(rates, [0, 1 * 2, 5 * 2], rtol=1e-5)  # sqrt(s) = 2
 
 
-def test_a_learning_rate_of_seesaw_is_scaled():
+def test_a_learning_rate_of_a_schedule_is_scaled():
     def driver(state, batch):
         tx = ctrl.scale_adamw(ad.hyperparameter("lr", 1.0), base=4, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0)
         updates, state = tx.update(jnp.ones(()), state, jnp.zeros(()))
-        ctrl.hook(ctrl.published.seesaw(base=4, max_batch=64, lr=lambda seen: 1.0 if seen < 8 else 0.25))
+        ctrl.hook(ctrl.schedule({0: 4, 8: 16}, by="examples", lr={0: 1.0, 8: 0.25}))
         return state, {"rate": -updates}
 
     state = ctrl.scale_adamw(1.0, base=4).init(jnp.zeros(()))

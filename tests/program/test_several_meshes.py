@@ -216,7 +216,6 @@ POLICIES = {
     "noise_batch": (ctrl.noise_batch(max_batch=128), (NOISE,)),
     "noise_workers": (ctrl.noise_workers(32), (NOISE,)),
     "schedule": (ctrl.schedule({0: 48, 4: 96, 8: 36}), ()),
-    "seesaw": (ctrl.published.seesaw(base=48, max_batch=128, lr=lambda seen: 0.05 / (1 + seen / 200)), ()),
     "schedule of a hyperparameter": (ctrl.schedule(lr=lambda epoch: 0.05 / (1 + epoch), by="epochs"), ()),
 }
 
