@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ._asynchronous_mean import asynchronous_mean as asynchronous_mean
     from ._gather_examples import gather_examples as gather_examples
     from ._islands import by_host as by_host
-    from ._merge_metrics import merge_metrics as merge_metrics
     from ._neighbor_mean import neighbor_mean as neighbor_mean
     from ._robust import geometric_median as geometric_median
     from ._robust import trimmed_mean as trimmed_mean
@@ -32,7 +31,6 @@ __getattr__, __dir__ = on_use(
         "asynchronous_mean": "._asynchronous_mean",
         "by_host": "._islands",
         "gather_examples": "._gather_examples",
-        "merge_metrics": "._merge_metrics",
         "neighbor_mean": "._neighbor_mean",
         "geometric_median": "._robust",
         "trimmed_mean": "._robust",

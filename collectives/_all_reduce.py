@@ -15,8 +15,8 @@ from ._islands import checked_islands
 from ._leaves import combine, error, known_capacity, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
-from .compression._coded import check_coded, in_codes
-from .compression._wire import Rounding, Wire, codec_of, narrow, with_feedback
+from .compression._coded import in_codes
+from .compression._wire import Narrow, Rounding, Wire, check_format, codec_of, with_feedback
 
 T = TypeVar("T")
 
@@ -109,16 +109,18 @@ def all_reduce(
     if nonfinite == "drop":
         leaves, scale = _only_finite(leaves, scale)
     codec = codec_of(wire)
+    if hosts is not None and codec is None:
+        raise error("all_reduce", 'hosts= is for compressed formats, such as  wire="4bit"; leave it out.')
+    if wire is None:
+        return combine(Reduce(op), tree, leaves, weight=scale, when=go)
+    check_format("all_reduce", wire, rounding, [leaf.dtype for leaf in leaves.values()])
     if codec is not None:
-        check_coded(rounding, [leaf.dtype for leaf in leaves.values()], op)
         groups = None if hosts is None else checked_islands("all_reduce", hosts, known_capacity(), "hosts")
         return in_codes(codec, rounding, tree, leaves, scale, go, groups)
-    if hosts is not None:
-        raise error("all_reduce", 'hosts= is for compressed formats, such as  wire="4bit"; leave it out.')
-    how = None if wire is None else narrow(wire, rounding, [leaf.dtype for leaf in leaves.values()], op)
-    if how is not None and scale is not None and weight is None:
+    how = Narrow(jnp.dtype(wire).name, rounding != "nearest")  # with error feedback the sum is rounded stochastically
+    if scale is not None and weight is None:
         scale = how.weight_of(scale)
-    if how is not None and rounding == "error_feedback":
+    if rounding == "error_feedback":
         return with_feedback(how, tree, leaves, scale, go)
     return combine(Reduce(op, how), tree, leaves, weight=scale, when=go)
 
@@ -148,7 +150,7 @@ def _check(op: Any, weight: Any, nonfinite: Any, wire: Any) -> None:
         raise error("all_reduce", f"nonfinite= must be 'drop' or None; got {nonfinite!r}.")
     if nonfinite and op != "mean":
         raise error("all_reduce", f"nonfinite='drop' is for means; op={op!r} cannot leave workers out.")
-    if wire is not None and (isinstance(op, Robust) or op == "median"):
+    if wire is not None and op not in ("mean", "sum"):
         raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
 
 

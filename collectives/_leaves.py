@@ -54,6 +54,12 @@ def leaves_of(
     return leaves
 
 
+def name_of_all(leaves: dict[str, jax.Array]) -> str:
+    """Return a name for leaves that are sent as one vector."""
+    first = next(iter(leaves))
+    return first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"
+
+
 def _problem(value: Any) -> str | None:
     """Return why `value` cannot be sent and what to write instead, or None if it can be sent."""
     dtype = getattr(value, "dtype", None)

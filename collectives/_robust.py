@@ -1,15 +1,8 @@
 """Reductions that are robust against a few bad workers: median, trimmed mean, geometric median.
 
-The geometric median of a few vectors of any magnitude is computed from their inner products.
-
-Squares of float32 overflow above 1.8e19, and a sum of squares loses terms 1e4 times smaller than its largest one.
-A bad worker may send either. Two things therefore differ from the textbook:
-
-* Vectors are taken relative to a reference point near the good ones, the coordinate-wise median. Inner products of good
-  vectors then do not contain a bad vector's magnitude.
-* Elements are divided into three ranges of magnitude. Each range has its own scale, at which squares neither overflow
-  nor underflow (Blue 1978, "A portable Fortran program to find the Euclidean norm of a vector"). Inner products remain
-  sums over elements, so those of slices can be added.
+The geometric median of a few vectors of any magnitude is computed from their inner products. Squares of float32
+overflow above 1.8e19, and a bad worker may send larger numbers. So vectors are taken relative to a reference point near
+the good ones, the coordinate-wise median, and each is multiplied by a power of two that makes its elements at most 1.
 """
 
 from __future__ import annotations
@@ -25,45 +18,12 @@ from adaptive.base.reductions import Sliced
 from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import Collective, collective
 
-from ._leaves import combine, error, known_capacity
+from ._leaves import combine, error, known_capacity, name_of_all
 from ._local_mean import LocalMean, local_sum
 
 _STEPS = 2000  # iterations of Weiszfeld's algorithm at most; each costs the cube of the number of workers
 _EXACT = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with fewer bits
-_RANGES = 3  # of magnitudes: tiny, ordinary, huge
 _ZERO = -(1 << 20)  # stands for the exponent of a vector of zeros: less than all others
-
-
-def inner_products(rows: jax.Array) -> jax.Array:
-    """Return the inner products of all pairs of vectors, per range of magnitude. Additive over elements.
-
-    Args:
-      rows: shape=(workers, elements); finite.
-
-    Returns:
-      shape=(3 * workers, 3 * workers): tiny, ordinary and huge elements of each vector, each scaled.
-    """
-    n, dtype = len(rows), rows.dtype
-    size, top = jnp.abs(rows), jnp.finfo(dtype).maxexp
-    tiny, huge = size < 2.0 ** (-15 * top // 32), size > 2.0 ** (top // 4)
-    ordinary = jnp.where(tiny | huge, 0, rows)
-
-    def product(x: jax.Array) -> jax.Array:
-        return jnp.matmul(x, x.T, precision=_EXACT)
-
-    def of_all() -> jax.Array:
-        scaled = [jnp.where(tiny, rows * 2.0 ** _scale(dtype, 0), 0), ordinary]
-        return product(jnp.concatenate([*scaled, jnp.where(huge, rows * 2.0 ** _scale(dtype, 2), 0)]))
-
-    def of_ordinary() -> jax.Array:
-        return jnp.pad(product(ordinary), n)
-
-    return jax.lax.cond(jnp.any(huge | (tiny & (rows != 0))), of_all, of_ordinary)
-
-
-def _scale(dtype: jax.typing.DTypeLike, which: int) -> int:
-    """Return the exponent of two by which elements of a range of magnitude are multiplied."""
-    return (1 - which) * 5 * jnp.finfo(dtype).maxexp // 8
 
 
 class Weights(NamedTuple):
@@ -85,28 +45,22 @@ class Weights(NamedTuple):
         return jnp.ldexp(jnp.where(factors != 0, factors * units, 0).sum(0), self.common)
 
 
-def geometric_weights(products: jax.Array, weights: jax.Array) -> Weights:
+def geometric_weights(products: jax.Array, exponents: jax.Array, weights: jax.Array) -> Weights:
     """Find the point with the least weighted sum of distances to all vectors, by Weiszfeld's iteration.
 
     Each vector is written as a length (a power of two) times a direction. Lengths are in units of the median length,
     and clipped at 2^32 units (float64: 2^256), beyond which only the direction affects the result.
 
     Args:
-      products: `inner_products` of all vectors, relative to the reference point.
+      products: inner products of all pairs of vectors, relative to the reference point, times `2^-exponents` each.
+      exponents: shape=(workers,), integers.
       weights: shape=(workers,); a vector with weight 0 is ignored.
     """
     n, dtype, top = len(weights), products.dtype, jnp.finfo(products.dtype).maxexp
-    blocks = products.reshape(_RANGES, n, _RANGES, n).transpose(0, 2, 1, 3)
-    scales = jnp.array([_scale(dtype, which) for which in range(_RANGES)], jnp.int32)
-
-    squares = jnp.stack([jnp.diagonal(blocks[which, which]) for which in range(_RANGES)])
-    lengths = jnp.where(squares > 0, jnp.frexp(jnp.sqrt(squares))[1] - scales[:, None], _ZERO)
-    exponents = lengths.max(0)
-    shift = -scales[:, None, None, None] - scales[None, :, None, None]
-    shift = shift - exponents[None, None, :, None] - exponents[None, None, None, :]
-    shift = jnp.clip(shift, -4 * top, 4 * top)
-    units = jnp.ldexp(jnp.ldexp(blocks, shift // 2), shift - shift // 2).sum((0, 1))  # inner products of the directions
-
+    squares = jnp.diagonal(products)
+    lengths = jnp.frexp(jnp.sqrt(squares))[1]
+    units = jnp.ldexp(products, -lengths[:, None] - lengths[None])  # inner products of the directions
+    exponents = jnp.where(squares > 0, exponents + lengths, _ZERO)
     common = _median(exponents, weights)
     length = jnp.ldexp(jnp.ones(n, dtype), jnp.clip(exponents - common, -top // 4, top // 4))
     length = jnp.where(exponents == _ZERO, 0, length)
@@ -218,20 +172,30 @@ class GeometricMedian(Robust):
     name = "geometric_median"
 
     def statistics(self, rows: jax.Array, first: Any) -> jax.Array:
-        """Return each worker's weight, and whether any of its values is not finite; shape=(workers, 2)."""
+        """Return each worker's weight, whether a value is not finite, and the values' magnitude; shape=(workers, 3).
+
+        The magnitude is the largest one of the slice, divided by the number of workers, so that sums do not overflow.
+        """
         bad = ~jnp.isfinite(rows).all(1)
-        return jnp.stack([super().statistics(rows, first), bad.astype(rows.dtype)], 1)
+        largest = jnp.abs(_without_weight(rows, first)).max(1, initial=0) / len(rows)
+        return jnp.stack([super().statistics(rows, first), bad.astype(rows.dtype), jnp.where(bad, 0, largest)], 1)
 
     def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array:
         """Return the inner products of all pairs of vectors, relative to the reference point."""
-        is_weight = first & (jnp.arange(rows.shape[1]) == 0)
-        return inner_products(jnp.where(is_weight[None], 0, _relative(rows, statistics)[2]))
+        weights, _, halves = _relative(_without_weight(rows, first), statistics)
+        units = jnp.ldexp(halves, -_exponents(statistics, weights)[:, None])
+        return jnp.matmul(units, units.T, precision=_EXACT)
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
         first, products = statistics
         weights, reference, halves = _relative(rows, first)
-        found = reference + 2 * geometric_weights(products, weights).combine(halves)
-        return jnp.where(2 * weights.sum() > first[:, 0].sum(), found, jnp.nan)
+        found = geometric_weights(products, _exponents(first, weights), weights).combine(halves)
+        return jnp.where(2 * weights.sum() > first[:, 0].sum(), reference + 2 * found, jnp.nan)
+
+
+def _without_weight(rows: jax.Array, first: Any) -> jax.Array:
+    """Return the rows with zeros in place of the workers' weights, which are the first elements of the first slice."""
+    return jnp.where(first & (jnp.arange(rows.shape[1]) == 0)[None], 0, rows)
 
 
 def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -243,6 +207,16 @@ def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Ar
     finite = jnp.where(weights[:, None] > 0, rows, 0)
     reference = Median().middle(finite, weights)
     return weights, reference, jnp.where(weights[:, None] > 0, finite / 2 - reference[None] / 2, 0)
+
+
+def _exponents(statistics: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return exponents of two that no element of half of a vector's offset exceeds; shape=(workers,), integers.
+
+    No element of the coordinate-wise median exceeds the median of the vectors' magnitudes.
+    """
+    found = jnp.frexp(statistics[:, 2])[1] + len(weights).bit_length()
+    found = jnp.where(statistics[:, 2] > 0, found, jnp.finfo(statistics.dtype).minexp)
+    return jnp.maximum(found, -_median(-found, weights))
 
 
 def _votes(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -300,16 +274,11 @@ def robustly(how: Robust, tree: T, leaves: dict[str, jax.Array], weight: jax.Arr
     own = combine(LocalMean(), leaves, leaves, weight=weight)
     dtype = jnp.float64 if any(leaf.dtype == jnp.float64 for leaf in leaves.values()) else jnp.float32
     flat = [x.astype(dtype).reshape(-1) for x in (local_sum({"": weight})[""], *own.values())]
-    (vector,) = collective(RobustReduce(how), [jnp.concatenate(flat)], names=[_name(leaves)], when=when)
+    (vector,) = collective(RobustReduce(how), [jnp.concatenate(flat)], names=[name_of_all(leaves)], when=when)
     ends = list(accumulate((leaf.size for leaf in leaves.values()), initial=1))
     pieces = [vector[start:stop] for start, stop in pairwise(ends)]
     new = [x.reshape(leaf.shape).astype(leaf.dtype) for x, leaf in zip(pieces, leaves.values(), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(tree), new)
-
-
-def _name(leaves: dict[str, jax.Array]) -> str:
-    first = next(iter(leaves))
-    return first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"
 
 
 def trimmed_mean(trim: int) -> TrimmedMean:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from adaptive.base.reductions import Sliced
 from adaptive.operators.collectives import Collective, collective
 from adaptive.operators.operator_state import operator_state
 from collectives._islands import Islands, island_sum
-from collectives._leaves import combine, error
+from collectives._leaves import combine, name_of_all
 from collectives._local_mean import LocalMean, local_sum
 from collectives._reduce import Reduce
 
@@ -72,23 +71,6 @@ class CodedSum(Collective):
     @property
     def about(self) -> str:
         return f"all_reduce(wire={self.slices.codec})"
-
-
-def check_coded(rounding: Any, dtypes: Sequence[Any], op: Any) -> None:
-    """Check that an `all_reduce` with these arguments can be compressed.
-
-    Raises:
-      CollectiveError: `rounding`, `op` or a dtype is not supported.
-    """
-    if rounding not in get_args(Rounding):
-        raise error("all_reduce", f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
-    if op not in ("mean", "sum"):
-        raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
-    for dtype in dtypes:
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise error(
-                "all_reduce", f"{dtype} cannot be compressed, only real floats. Reduce such leaves in another call."
-            )
 
 
 def in_codes(
@@ -198,10 +180,8 @@ def _summed(
     dtype: Any,
 ) -> jax.Array:
     """Return the sum of all workers' blocks; shape=(blocks, block), of `dtype`."""
-    first = next(iter(leaves))
-    names = [first if len(leaves) == 1 else f"{first} and {len(leaves) - 1} more"]
     slices = CodedSlices(codec, stochastic=rounding != "nearest")
-    (total,) = collective(CodedSum(slices), [rows], names=names, when=when)
+    (total,) = collective(CodedSum(slices), [rows], names=[name_of_all(leaves)], when=when)
     return codec.decode(codec.of_rows(total), dtype)
 
 

@@ -196,7 +196,6 @@ def codec_of(wire: Any) -> Codec | None:
 Rounding = Literal["nearest", "stochastic", "error_feedback"]
 Wire = DTypeLike  # "8bit", "4bit" and "2bit" are strings, as names of dtypes are
 _FORMATS = ("bfloat16", "float16")
-FORMATS_IN_WORDS = 'Use jnp.bfloat16, jnp.float16, "8bit", "4bit" or "2bit".'
 _LOW_BITS = 16  # bits of a single-precision number that bfloat16 drops
 
 
@@ -238,29 +237,28 @@ class Narrow(Sliced):
         return jnp.where(jnp.isfinite(x), rounded, x).astype(self.format)  # where not finite: unrounded
 
 
-def narrow(wire: DTypeLike, rounding: Rounding, dtypes: Sequence[Any], op: Any) -> Narrow:
-    """Return the reduction for `wire=` and `rounding=` of an `all_reduce`.
+def check_format(what: str, wire: Any, rounding: Any, dtypes: Sequence[Any] = ()) -> None:
+    """Check that values of these dtypes can be sent in the format `wire`.
 
     Raises:
-      CollectiveError: the format or the rounding is not supported, or not with each other, `op` or a dtype.
+      CollectiveError: by the operator `what`: the format or the rounding is not supported, or not with each other or
+        with a dtype.
     """
     try:
-        name = jnp.dtype(wire).name
+        name = wire if codec_of(wire) else jnp.dtype(wire).name
     except TypeError:
         name = repr(wire)
-    if name not in _FORMATS:
-        raise error("all_reduce", f"wire={name} is not a supported format. {FORMATS_IN_WORDS}")
+    if name not in (*_FORMATS, *NAMED):
+        text = 'Use jnp.bfloat16, jnp.float16, "8bit", "4bit" or "2bit".'
+        raise error(what, f"wire={name} is not a supported format. {text}")
     if rounding not in get_args(Rounding):
-        raise error("all_reduce", f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
-    if rounding != "nearest" and name != "bfloat16":
-        raise error("all_reduce", f"rounding={rounding!r} needs wire=jnp.bfloat16, not {name}.")
-    if op not in ("mean", "sum"):
-        raise error("all_reduce", f"wire= is for means and sums; op={op!r} supports no other format.")
+        raise error(what, f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
+    if rounding != "nearest" and name == "float16":
+        raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not float16.")
     for dtype in dtypes:
         if not jnp.issubdtype(dtype, jnp.floating):
             text = f"wire={name} of {dtype}: only real floats are supported. Reduce such leaves in another call."
-            raise error("all_reduce", text)
-    return Narrow(name, rounding != "nearest")  # with error feedback the sum is rounded stochastically
+            raise error(what, text)
 
 
 def with_feedback(

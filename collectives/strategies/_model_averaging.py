@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from jax.typing import DTypeLike
 
 import adaptive as ad
 from adaptive.base.values.numbers import real
 from collectives._leaves import error
 from collectives._local_mean import local_mean
+from collectives.compression._wire import Wire, check_format
 
 from ._strategy import Strategy, one_step
-from ._trees import all_reduced, arrays, check_optimizer, check_wire, minus, plus, zeros
+from ._trees import all_reduced, arrays, check_optimizer, minus, plus, zeros
 
 
 class ModelAveraging(NamedTuple):
@@ -34,7 +34,7 @@ def model_averaging(
     *,
     alpha: float | None = None,
     momentum: float = 0.0,
-    wire: DTypeLike | None = None,
+    wire: Wire | None = None,
 ) -> Strategy:
     """Return the synchronous model averaging strategy: each worker's replica w_i is pulled towards a central model z.
 
@@ -53,7 +53,7 @@ def model_averaging(
       alpha: fraction of its difference from z that a replica loses in a step; above 0, at most 1. By default 1 / n with
         n workers that have examples: z' is then the replicas' mean, without momentum.
       momentum: momentum of the central model; at least 0, below 1.
-      wire: a two-byte format for the differences, `jnp.bfloat16`. See `collectives.all_reduce`.
+      wire: a format for the differences, `jnp.bfloat16`, rounded to the nearest. See `collectives.all_reduce`.
 
     Returns:
       A `Strategy`. Its model is z, replicated. To measure the replicas' distance from z, call
@@ -71,7 +71,8 @@ def model_averaging(
       Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD".
     """
     check_optimizer("model_averaging", optimizer)
-    check_wire("model_averaging", wire)
+    if wire is not None:
+        check_format("model_averaging", wire, "nearest")
     _check_options(alpha, momentum)
 
     def init(params: Any) -> ModelAveraging:

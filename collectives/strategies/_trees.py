@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import DTypeLike
 
 import adaptive as ad
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
-from collectives.compression._wire import Rounding, Wire, codec_of
+from collectives.compression._wire import Rounding, Wire, check_format, codec_of
 
 T = TypeVar("T")
 
@@ -73,40 +72,16 @@ def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax
 
 
 def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Rounding:
-    """Check `rounding`, and return it or the default: "error_feedback" for compressed formats, else "nearest".
+    """Return `rounding`, or the default: "error_feedback" for compressed formats, else "nearest".
 
     Called before anything is traced.
 
     Raises:
       CollectiveError: the format or the rounding is not supported, or they do not go together.
     """
-    codec = codec_of(wire)
-    if codec is None:
-        check_wire(what, wire, ' or of bits, such as  wire="4bit"')
-    if rounding is None:
-        return "nearest" if codec is None else "error_feedback"
-    if rounding not in get_args(Rounding):
-        raise error(what, f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
-    if wire is None:
+    if wire is None and rounding is not None:
         raise error(what, f'rounding={rounding!r} needs a format to round to:  wire="4bit"')
-    if codec is None and rounding != "nearest" and jnp.dtype(wire) != jnp.bfloat16:
-        raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not {jnp.dtype(wire).name}.")
-    return rounding
-
-
-def check_wire(what: str, wire: DTypeLike | None, others: str = "") -> DTypeLike | None:
-    """Return `wire` if it is a two-byte format or None; called before anything is traced.
-
-    Args:
-      others: names other formats in the error.
-
-    Raises:
-      CollectiveError: the format is not supported.
-    """
-    try:
-        known = wire is None or jnp.dtype(wire) in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-    except TypeError:
-        known = False
-    if not known:
-        raise error(what, f"wire={wire!r} is not a two-byte format, such as  wire=jnp.bfloat16{others}")
-    return wire
+    found: Rounding = rounding or ("nearest" if codec_of(wire) is None else "error_feedback")
+    if wire is not None:
+        check_format(what, wire, found)
+    return found

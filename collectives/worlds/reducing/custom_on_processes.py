@@ -9,10 +9,11 @@ So slices travel between hosts once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -120,18 +121,11 @@ def _total(comm: Any, statistics: Any) -> np.ndarray:
     return total.astype(statistics.dtype)
 
 
-class _CompiledReduction(NamedTuple):
-    """The functions of a reduction, compiled."""
-
-    sent: Callable[..., Any]
-    statistics: Callable[..., Any]
-    further_statistics: Callable[..., Any]
-    reduced: Callable[..., Any]
-
-
 @lru_cache(maxsize=64)
-def _functions(op: Sliced) -> _CompiledReduction:
-    return _CompiledReduction(*(jax.jit(f) for f in (op.sent, op.statistics, op.further_statistics, op.reduced)))
+def _functions(op: Sliced) -> SimpleNamespace:
+    """Return the methods of a reduction, compiled."""
+    names = "sent", "statistics", "further_statistics", "reduced"
+    return SimpleNamespace(**{name: jax.jit(getattr(op, name)) for name in names})
 
 
 def _senders(comm: Any, values: Sequence[np.ndarray], *, skips_zeros: bool, sends: bool) -> list[list[bool]]:
@@ -193,13 +187,10 @@ def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray
     source, target = order[place - 1], order[(place + 1) % len(order)]
     for distance in range(len(order) - 1):
         outgoing, incoming = (pieces(arrays[order[place - distance - i]]) for i in (0, 1))
-        for i in range(max(len(outgoing), len(incoming))):
-            if i < len(outgoing) and i < len(incoming):
-                comm.Sendrecv(outgoing[i], target, _TAG, incoming[i], source, _TAG)
-            elif i < len(outgoing):
-                comm.Send(outgoing[i], target, _TAG)
-            else:
-                comm.Recv(incoming[i], source, _TAG)
+        under_way = [comm.Irecv(piece, source, _TAG) for piece in incoming]
+        under_way += [comm.Isend(piece, target, _TAG) for piece in outgoing]
+        for request in under_way:
+            request.Wait()
 
 
 def _placed(array: np.ndarray, sizes: np.ndarray) -> list[Any]:

@@ -87,25 +87,3 @@ def check_dtypes(layout: Sequence[PartSpec]) -> None:
                 f"part {j} of a message is {dtype}, which MPI cannot reduce. Cast half precisions to float32, and "
                 "booleans to uint8."
             )
-
-
-def round_to(wide: np.ndarray, received: np.ndarray) -> None:
-    """Round a sum in double precision to the dtype of `received`; values beyond its range become infinite."""
-    with np.errstate(over="ignore"):
-        received[:] = wide
-
-
-def keys(x: np.ndarray, op: str) -> np.ndarray:
-    """Map floats to integers of the same order. NaNs become the extreme of `op`, so that the reduction keeps them."""
-    x = np.where(np.isnan(x), np.copysign(np.array(np.nan, x.dtype), 1 if op == "max" else -1), x)
-    return _flip(x.view(f"i{x.itemsize}"))
-
-
-def from_keys(keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Map integers back to floats: the inverse of `keys`."""
-    return _flip(keys).view(dtype)
-
-
-def _flip(bits: np.ndarray) -> np.ndarray:
-    """Convert sign and magnitude (floats) to two's complement (integers), or back. Its own inverse."""
-    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)

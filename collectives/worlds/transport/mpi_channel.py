@@ -25,9 +25,6 @@ from collectives.worlds.reducing.receive_buffers import (
     check_dtypes,
     cuts_of,
     describe_layout,
-    from_keys,
-    keys,
-    round_to,
 )
 from collectives.worlds.reducing.sharded_parts import ShardedParts
 
@@ -170,9 +167,8 @@ class ReduceByMPI(Operation):
         for j in range(self.in_preamble is not None, len(self.buffers)):
             target, op = self.buffers[j].reshape(-1), self._ops[j]
             if isinstance(op, str):
-                by_keys = op != "sum" and target.dtype.kind == "f"
                 cuts = [(place, target[place]) for place in cuts_of(target, transport.piece_bytes)]
-                self._sums.append((j, None if by_keys else transport.ops[op], cuts))
+                self._sums.append((j, transport.ops[op], cuts))
         self._group = transport.group
 
     def carry_out(self, comm: Any) -> None:
@@ -184,13 +180,14 @@ class ReduceByMPI(Operation):
             if max(map(abs, self.in_preamble.tolist()), default=0.0) <= self._limit:
                 first[:] = self.in_preamble
             else:  # out of range, or NaN
-                round_to(self.in_preamble, first)
+                with np.errstate(over="ignore"):
+                    first[:] = self.in_preamble
         for number, op, cuts in self._sums:
             source = sent[number].reshape(-1)
             if number == 0 and not self.status_in_preamble:
                 source = np.concatenate([source[: len(source) - len(self.own_status)], self.own_status])
-            if op is None:
-                self._reduce_extreme(comm, source, number)
+            if op != self._transport.mpi.SUM and source.dtype.kind == "f":
+                self._reduce_extreme(comm, source, op, cuts)
                 continue
             for place, target in cuts:
                 comm.Allreduce(source[place], target, op)
@@ -199,13 +196,16 @@ class ReduceByMPI(Operation):
             self.custom.reduce(comm, [p.worker_slots for p in everyone], [p.host for p in everyone])
         self.arrived = self.free.astype(self._dtype)
 
-    def _reduce_extreme(self, comm: Any, source: np.ndarray, number: int) -> None:
-        """Reduce floats as integers: whether MPI's extremes of floats keep NaNs depends on the pairing of ranks."""
-        transport, op, target = self._transport, self._ops[number], self.buffers[number].reshape(-1)
-        whole = keys(source, str(op))
-        for place in cuts_of(whole, transport.piece_bytes):
-            comm.Allreduce(transport.mpi.IN_PLACE, whole[place], transport.ops[str(op)])
-        target[:] = from_keys(whole, target.dtype)
+    def _reduce_extreme(self, comm: Any, source: np.ndarray, op: Any, cuts: list[tuple[slice, np.ndarray]]) -> None:
+        """Reduce floats and their NaNs apart: whether MPI's extremes keep NaNs depends on the pairing of ranks."""
+        mpi, missing = self._transport.mpi, np.isnan(source)
+        nothing = -np.inf if op == mpi.MAX else np.inf
+        known = np.where(missing, nothing, source) + 0.0  # -0.0 becomes 0.0: MPI's result may be either
+        for place, target in cuts:
+            comm.Allreduce(known[place], target, op)
+            of_all = missing[place].view(np.uint8)
+            comm.Allreduce(mpi.IN_PLACE, of_all, mpi.MAX)
+            target[of_all > 0] = np.nan
 
     def send_result(self, comm: Any, root: int) -> None:
         """Broadcast the reduced parts and the status from rank `root`."""

@@ -20,11 +20,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
-from queue import Empty, Queue
 from typing import Any
 
 import jax
@@ -63,8 +63,8 @@ class TCPTree:
         self.rank, self.processes = jax.process_index(), jax.process_count()
         self.lock, self.worlds, self._why_closed = threading.Lock(), 0, ""
         self.threads: dict[int, str] = {}
-        self._peer = self.rank  # the process that this one communicates with
-        above, below = _neighbors(self.rank, self.processes)
+        first = self.rank * BELOW + 1
+        above, below = [(self.rank - 1) // BELOW] * (self.rank > 0), range(first, min(first + BELOW, self.processes))
         with socket.create_server(("", 0), backlog=BELOW) as door:
             key = secrets.token_bytes(32)
             announced = _of_everyone(pickle.dumps((addresses_of(door), key)))
@@ -99,26 +99,23 @@ class TCPTree:
         """
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
+        peer = self.rank
         try:
-            for line in self._in_turn(self._below):
+            for peer, line in self._below.items():
                 add(line.recv_bytes())
             data = total()
-            for line in self._in_turn(self._above):
+            for peer, line in self._above.items():
                 line.send_bytes(data)
                 data = line.recv_bytes()
-            for line in self._in_turn(self._below):
+            for peer, line in self._below.items():
                 line.send_bytes(data)
         except (OSError, EOFError) as error:
-            self.close(f"rank {self._peer} has closed its connection: it ended, or lost another rank")
+            self.close(f"rank {peer} has closed its connection: it ended, or lost another rank")
             raise TCPTreeError(self._why_closed) from error
         except BaseException as error:
             self.close(f"a collective was aborted by {type(error).__name__}")
             raise
         return data
-
-    def _in_turn(self, lines: Mapping[int, Connection]) -> Iterator[Connection]:
-        for self._peer, line in lines.items():
-            yield line
 
     def close(self, why: str) -> None:
         """Close the connections, which interrupts processes that wait at the other ends. `why`: for later errors."""
@@ -138,18 +135,7 @@ class TCPTree:
         self.close("its script is over")
 
 
-_made_once = cache(TCPTree)
-_making = threading.Lock()
-
-
-def process_tree() -> TCPTree:
-    """Return this process's tree. The first call creates it, on all processes together.
-
-    Raises:
-      LaunchError: some processes did not call this in time, or the processes cannot connect to each other.
-    """
-    with _making:
-        return _made_once()
+process_tree = cache(TCPTree)  # all worlds of a process share one tree, which the first of them creates
 
 
 def _end_soon() -> None:
@@ -160,20 +146,12 @@ def _end_soon() -> None:
     os._exit(1)
 
 
-def _neighbors(rank: int, processes: int) -> tuple[range, range]:
-    """Return the parent of a process, if it has one, and its children."""
-    above, first = (rank - 1) // BELOW, rank * BELOW + 1
-    return range(max(0, above), above + 1), range(min(first, processes), min(first + BELOW, processes))
-
-
 # --- meeting for the first time ---------------------------------------------------------------------------------------
 
 
 def _of_everyone(data: bytes) -> list[bytes]:
     """Gather each process's bytes, at most `_ROOM`, by rank, over XLA, because no other connection exists yet."""
-    first: dict[int, jax.Device] = {}
-    for device in jax.devices():
-        first.setdefault(device.process_index, device)
+    first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([first[rank] for rank in range(jax.process_count())]), ("process",))
     own = jax.device_put(np.frombuffer(data.ljust(_ROOM, b"\0"), np.uint8)[None], first[jax.process_index()])
     by_process, for_all = (NamedSharding(mesh, P(*axes)) for axes in (["process"], []))
@@ -188,28 +166,27 @@ def _of_everyone(data: bytes) -> list[bytes]:
 
 def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
     """Wait for all processes, in a thread that is abandoned if one does not come."""
-    found: Queue[np.ndarray | Exception] = Queue()
+    found: Future[np.ndarray] = Future()
 
     def work() -> None:
         try:
-            found.put(gather())
+            found.set_result(gather())
         except Exception as error:
-            found.put(error)
+            found.set_exception(error)
 
     threading.Thread(target=work, name="adaptive-first-gather", daemon=True).start()
     try:
-        result = found.get(timeout=SECONDS_TO_COME)
-    except Empty:
+        return found.result(SECONDS_TO_COME)
+    except TimeoutError:
         raise LaunchError(
             f"not all {jax.process_count()} processes of jax.distributed created a world within {SECONDS_TO_COME:g} s. "
             "All must run the same script, and call comm.world() at the same point."
         ) from None
-    if isinstance(result, Exception):
+    except Exception as error:
         raise LaunchError(
-            f"the processes of jax.distributed cannot be connected: {str(result).splitlines()[0]}. On CPUs, call "
+            f"the processes of jax.distributed cannot be connected: {str(error).splitlines()[0]}. On CPUs, call "
             "jax.config.update('jax_cpu_collectives_implementation', 'gloo') before jax.distributed.initialize()."
-        ) from result
-    return result
+        ) from error
 
 
 def _connect(own: int, rank: int, addresses: Sequence[Address], key: bytes) -> Connection:

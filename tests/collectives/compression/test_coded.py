@@ -271,7 +271,7 @@ def test_integers_are_refused():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"wire": "5bit"}, 'is not a two-byte format, such as  wire=jnp.bfloat16 or of bits, such as  wire="4bit"'),
+        ({"wire": "5bit"}, "is not a supported format. Use jnp.bfloat16"),
         ({"rounding": "stochastic"}, "needs a format to round to"),
         ({"wire": "4bit", "rounding": "up"}, "rounding= must be 'nearest'"),
         ({"wire": jnp.float16, "rounding": "stochastic"}, "needs wire=jnp.bfloat16 or bits, not float16"),

@@ -6,7 +6,6 @@ world instead: use that where a test only needs the protocol of `World`.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -33,14 +32,11 @@ class MPI:
     """The used part of `mpi4py.MPI`."""
 
     IN_PLACE, UNDEFINED, ANY_SOURCE, COMM_NULL, ERRORS_RETURN, ERR_PROC_FAILED = "in place", -1, -2, None, "return", 75
-    COMM_TYPE_SHARED, BYTE, INFO_NULL, MODE_NOCHECK = 0, "byte", None, 0
+    COMM_TYPE_SHARED = 0
     SUM, MAX, MIN = np.add, np.maximum, np.minimum
     THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
     Exception, Status = MPIError, SimpleNamespace
     Info = SimpleNamespace(Create=lambda: SimpleNamespace(Set=lambda *_: None))
-    Request = SimpleNamespace(Waitall=lambda requests: [request.Wait() for request in requests])
-    Win = SimpleNamespace(Allocate=lambda nbytes, unit, info, comm: Window(nbytes, comm))
-    buffer = SimpleNamespace(fromaddress=lambda at, n: np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(at)))
     Get_library_version = staticmethod(lambda: "An MPI, 1.0\nof the tests\0")
     Query_thread = staticmethod(lambda: MPI.THREAD_MULTIPLE)
     Is_thread_main = staticmethod(lambda: True)
@@ -133,6 +129,7 @@ class Shared:
         self.given: Any = defaultdict(dict)  # values by number, of each collective
         self.mail: Any = defaultdict(list)  # (source, tag, value), by the receiver's rank
         self.made: dict[Any, Shared] = {}  # communicators of some of them, or of them and others
+        self.came: set[int] = set()  # ranks of a pair that have come to join their communicators
 
 
 class Comm:
@@ -198,18 +195,17 @@ class Comm:
         with np.errstate(all="ignore"):
             target[...] = op.reduce(everyone)
 
-    def Reduce(self, source: Any, target: np.ndarray | None) -> None:
-        everyone = self._met(np.array(target if isinstance(source, str) else source))
-        if target is not None:
-            target[...] = np.add.reduce(everyone)
-
-    def Barrier(self) -> None:
-        self._met(None)
-
     def Allgatherv(self, own: np.ndarray, whole: Any) -> None:
         words, (counts, starts) = whole
         for values, count, start in zip(self._met(own.copy()), counts, starts, strict=True):
             words[start : start + count] = values
+
+    def Alltoallv(self, outgoing: Any, incoming: Any) -> None:
+        words, (counts, starts) = outgoing
+        everyone = self._met([words[start : start + count].copy() for count, start in zip(counts, starts, strict=True)])
+        words, (counts, starts) = incoming
+        for pieces, count, start in zip(everyone, counts, starts, strict=True):
+            words[start : start + count] = pieces[self.rank]
 
     def Allgather(self, own: np.ndarray, target: np.ndarray) -> None:
         target[:] = np.concatenate(self._met(own.copy()))
@@ -280,12 +276,18 @@ class Comm:
             self._wait_for(lambda: set() if places() else {self.group[source]})
             return mail.pop(places()[0])[2]
 
-    def Isend(self, array: np.ndarray, target: int, tag: int) -> Any:
+    def Send(self, array: np.ndarray, target: int, tag: int) -> None:
         self.send(array.copy(), target, tag)
+
+    def Recv(self, array: np.ndarray, source: int, tag: int) -> None:
+        np.copyto(array, self.recv(source, tag))
+
+    def Isend(self, array: np.ndarray, target: int, tag: int) -> Any:
+        self.Send(array, target, tag)
         return SimpleNamespace(Wait=lambda: None)
 
     def Irecv(self, array: np.ndarray, source: int, tag: int) -> Any:
-        return SimpleNamespace(Wait=lambda: np.copyto(array, self.recv(source, tag)))
+        return SimpleNamespace(Wait=lambda: self.Recv(array, source, tag))
 
     # --- spawned processes --------------------------------------------------------------------------------------------
 
@@ -301,8 +303,9 @@ class Comm:
         with self.job.changed:
             if pair.rank == 0:  # of the process that spawned it
                 made.setdefault("joined", Shared(self.job, (*self.group, other)))
-                self.job.changed.notify_all()
-            self._wait_for(lambda: set() if "joined" in made else {other})
+            pair.shared.came.add(pair.rank)
+            self.job.changed.notify_all()
+            self._wait_for(lambda: set() if pair.shared.came == {0, 1} else {other})
         return InterComm(Comm(made["joined"], self.number))
 
 
@@ -318,37 +321,6 @@ class InterComm:
     def Merge(self, high: bool) -> Comm:
         assert high == (self._merged.rank == self._merged.size - 1)
         return self._merged
-
-
-class Window:
-    """Memory of a process that others read. Nobody frees it alone."""
-
-    def __init__(self, nbytes: int, comm: Comm):
-        self.comm, self.memory, self.freed = comm, np.full(nbytes, 77, np.uint8), False
-        self.everyone = comm.allgather(self.memory)
-
-    def Get(self, target: Any, rank: int, source: Any) -> None:
-        start, nbytes, kind = source
-        assert kind == target[1] == "byte"
-        target[0][:] = self.everyone[rank][start : start + nbytes]
-
-    def tomemory(self) -> memoryview:
-        return memoryview(self.memory)
-
-    def Set_errhandler(self, handler: Any) -> None: ...
-
-    def Lock_all(self, mode: Any) -> None: ...
-
-    def Unlock_all(self) -> None: ...
-
-    def Flush(self, rank: int) -> None: ...
-
-    def Sync(self) -> None: ...
-
-    def Free(self) -> None:
-        self.comm.Barrier()
-        assert not self.freed
-        self.freed = True
 
 
 # --- transports on it -------------------------------------------------------------------------------------------------

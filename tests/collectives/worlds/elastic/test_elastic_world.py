@@ -418,6 +418,23 @@ def test_spawned_processes_that_are_not_needed_now_wait(ends):
     assert (ends.joined, ends.left) == (1, 1)
 
 
+@pytest.mark.parametrize("call", range(4))
+def test_without_a_spawned_process_that_dies_while_it_is_admitted_the_others_go_on(call):
+    def script(number, processes):
+        processes.begin_run()
+        if number == 1:
+            processes.wait(lambda: True)
+        polled(processes, 4).change(4)
+        state_of(processes)
+        return processes.members, processes.losses, processes.transport.group.comm.size
+
+    job = ElasticJob(1, max_workers=4)
+    job.dies = {1: call}
+    first, second = job.run(script).values()
+    assert first == ((0, 1), (), 1)
+    assert isinstance(second, Killed)
+
+
 # --- the start of a job -----------------------------------------------------------------------------------------------
 
 

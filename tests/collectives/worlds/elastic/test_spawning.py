@@ -70,13 +70,6 @@ def spawned_for(spawner: Spawner, *slots: int) -> None:
             thread.join()
 
 
-def test_after_a_process_that_has_built_something_else_no_more_are_spawned():
-    spawner = spawner_of(lambda: None)
-    spawned_for(spawner, 1)
-    assert not spawner.ready({"driver": "of rank 0"})
-    assert spawner.failed
-
-
 def dies(spawner: Spawner) -> None:
     """Spawn a process that dies before it is admitted."""
     spawned_for(spawner, 1)

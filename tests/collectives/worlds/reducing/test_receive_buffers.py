@@ -13,9 +13,6 @@ from collectives.worlds.reducing.receive_buffers import (
     Aliases,
     allocated,
     check_dtypes,
-    from_keys,
-    keys,
-    round_to,
 )
 from collectives.worlds.transport.mpi_channel import ReduceByMPI
 from collectives.worlds.transport.operations import ROOM
@@ -75,22 +72,3 @@ def test_a_dtype_that_mpi_cannot_reduce_is_refused(dtype):
         check_dtypes([PartSpec((), np.dtype(fine), "sum")])
     with pytest.raises(CollectiveError, match=f"part 3 of a message is {dtype}"):
         check_dtypes([*LAYOUT, PartSpec((), jnp.dtype(dtype), "sum")])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("op", "at_end"), [("max", -1), ("min", 0)])
-def test_integers_are_in_the_order_of_floats(op, at_end, dtype):
-    ordered = np.array([-np.inf, -3.5, -1e-30, -0.0, 0.0, 1e-30, 2.0, np.inf], dtype)
-    whole = keys(ordered, op)
-    assert (np.diff(whole) > 0).all()
-    assert from_keys(whole, dtype).tobytes() == ordered.tobytes()
-    for nan in (np.nan, -np.nan):
-        found = np.sort(keys(np.array([nan, *ordered], dtype), op))
-        assert np.isnan(from_keys(found, dtype)).tolist() == [i == at_end % 9 for i in range(9)]
-
-
-def test_sums_are_rounded_to_infinity_without_a_warning():
-    received = np.zeros(3, np.float32)
-    with np.errstate(all="raise"):
-        round_to(np.array([1e300, -1e300, 1.0]), received)
-    assert received.tolist() == [np.inf, -np.inf, 1]

@@ -107,7 +107,7 @@ def grown(monkeypatch, exits):
     return grow
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("processes", [1, 2, 8])
 def test_all_get_the_same_sums_and_values(grown, processes):
     rows = np.random.default_rng(0).normal(size=(processes, 50)) * 10.0 ** np.arange(processes)[:, None]
 
@@ -132,8 +132,7 @@ def test_all_get_the_same_sums_and_values(grown, processes):
     assert others == [(first, *sums)] * (processes - 1)
 
 
-@pytest.mark.parametrize("leaves", range(6))
-@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize(("leaves", "gathers"), [(0, False), (1, True), (2, False), (5, True)])
 def test_when_a_process_leaves_all_notice_and_use_the_tree_no_more(grown, leaves, gathers):
     def work(tree):
         if tree.rank == leaves:
