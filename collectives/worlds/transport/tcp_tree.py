@@ -99,17 +99,17 @@ class TCPTree:
         """
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
-        peer = self.rank
         try:
-            for peer, line in self._below.items():
+            for line in self._below.values():
                 add(line.recv_bytes())
             data = total()
-            for peer, line in self._above.items():
+            for line in self._above.values():
                 line.send_bytes(data)
                 data = line.recv_bytes()
-            for peer, line in self._below.items():
+            for line in self._below.values():
                 line.send_bytes(data)
         except (OSError, EOFError) as error:
+            peer = next(rank for rank, other in (self._below | self._above).items() if other is line)
             self.close(f"rank {peer} has closed its connection: it ended, or lost another rank")
             raise TCPTreeError(self._why_closed) from error
         except BaseException as error:

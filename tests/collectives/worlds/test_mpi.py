@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from functools import partial
 
 import jax
@@ -13,8 +12,7 @@ import pytest
 
 import collectives as comm
 from adaptive.base.channel import PartSpec, SentMessage
-from adaptive.base.errors import CollectiveError, DisagreementError, WorkerError
-from collectives.worlds.transport import transport
+from adaptive.base.errors import DisagreementError
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
@@ -62,27 +60,6 @@ def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
     assert all(address % 64 == 0 for address in addresses[0])
 
 
-def test_few_layouts_are_cached(monkeypatch):
-    monkeypatch.setattr("adaptive.base.world.KEPT_CHANNELS", 3)
-    with comm.MPIWorld() as fresh:
-        for n in range(1, 7):
-            send(fresh, np.zeros(n, np.float32))
-        assert len(fresh._kept) == 3
-
-
-def test_ranks_that_send_different_messages_raise(world):
-    n = 500 + world.rank
-    if world.processes == 1:
-        send(world, np.zeros(n, np.float32))
-        return
-    with pytest.raises(DisagreementError) as e:
-        send(world, np.zeros(n, np.float32))
-    assert f"rank {world.rank}: sum float32[1], sum float32[{n}]; status 0 (test_mpi.py:" in str(e.value)
-    with pytest.raises(DisagreementError, match="are in different collectives"):
-        send(world, np.zeros(499, np.float32), status=world.rank)
-    assert float(comm.all_reduce(1.0, op="sum")) == world.size  # and the world is as good as before
-
-
 def test_ranks_in_different_eager_collectives_raise(world):
     if world.processes == 1:
         return
@@ -95,33 +72,6 @@ def test_ranks_in_different_eager_collectives_raise(world):
     with pytest.raises(DisagreementError, match="different collectives"):
         comm.all_reduce(jnp.zeros(2 + world.rank % 2), op="sum")  # all ranks know both, one by one
     assert float(comm.all_reduce(1.0, op="sum")) == world.size
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "bool"])
-def test_dtypes_that_mpi_cannot_sum_are_refused_by_name(world, dtype):
-    with pytest.raises(CollectiveError, match=f"part 1 of a message is {dtype}, which MPI cannot reduce"):
-        send(world, jnp.zeros(3, dtype))
-
-
-def test_an_error_of_mpi_names_the_rank(world, monkeypatch):
-    class Broken:
-        def __getattr__(self, name):
-            raise world.transport.mpi.Exception(world.transport.mpi.ERR_OTHER)
-
-    broken = Broken()
-    monkeypatch.setattr(world.transport, "sum", lambda numbers: broken.Allreduce(numbers))
-    for use in (world.barrier, lambda: world.all_gather_bytes(b""), lambda: send(world, np.zeros(3, np.float32))):
-        with pytest.raises(WorkerError, match=f"rank {world.rank} of {world.processes}: MPI failed"):
-            use()
-
-
-def test_an_error_that_is_not_of_mpi_while_a_world_is_created_stays_what_it_is(world):
-    class Broken:
-        def Dup(self):
-            raise OSError(24, "Too many open files")
-
-    with pytest.raises(OSError, match="Too many open files"):
-        comm.MPIWorld(Broken())
 
 
 def test_the_world_describes_its_rank_and_host(world):
@@ -171,55 +121,12 @@ def test_a_small_message_is_one_allreduce_and_a_large_one_is_one_more(world, mon
     assert counting.nbytes == 2 * allreduces
 
 
-def test_values_in_the_preamble_overflow_and_keep_nans_as_elsewhere(world):
-    most = np.finfo(np.float32).max
-    for n in (4, 400):
-        x = np.resize(np.array([most, -most, np.nan, 1.0], np.float32), n)
-        parts = [[jax.device_put(x, device)] for device in world.devices]
-        with np.errstate(all="raise"):
-            results, _ = world.exchange(SentMessage(parts, np.zeros(0, np.float32)), ["sum"])
-        many = world.size > 1
-        expected = [np.inf if many else most, -np.inf if many else -most, np.nan, world.size]
-        np.testing.assert_array_equal(results[0][0][:4], np.array(expected, np.float32))
-
-
 def test_small_sums_in_double_precision_are_not_rounded(world):
     with jax.enable_x64(True):
         parts = [[jax.device_put(np.array([1 + 2.0**-50]), device)] for device in world.devices]
         results, _ = world.exchange(SentMessage(parts, np.zeros(0)), ["sum"])
         assert results[0][0].dtype == np.float64
         assert float(results[0][0][0]) == world.size * (1 + 2.0**-50)
-
-
-def test_leaving_a_world_in_the_middle_of_a_message_raises(monkeypatch):
-    with comm.MPIWorld() as torn:
-        monkeypatch.setattr(transport, "announced", lambda header: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            send(torn, np.zeros(500, np.float32))
-        monkeypatch.undo()
-        for use in (torn.barrier, lambda: send(torn, np.zeros(3, np.float32)), lambda: torn.fail("")):
-            with pytest.raises(WorkerError, match="left a collective by an error"):
-                use()
-        torn.transport.torn = False  # all ranks did alike
-
-
-def test_threads_need_an_mpi_that_allows_them(monkeypatch):
-    refused = []
-
-    def use(world):
-        try:
-            world.barrier()
-        except CollectiveError as error:
-            refused.append(str(error))
-
-    with comm.MPIWorld() as fresh:
-        monkeypatch.setattr(fresh.transport.mpi, "Query_thread", lambda: fresh.transport.mpi.THREAD_SERIALIZED)
-        fresh.barrier()
-        thread = threading.Thread(target=use, args=(fresh,), name="of its own")
-        thread.start()
-        thread.join()
-    assert len(refused) == 1
-    assert "MPI was initialized for one thread at a time, and thread 'of its own' uses MPIWorld(" in refused[0]
 
 
 # --- what a message costs in Python -----------------------------------------------------------------------------------
