@@ -1,15 +1,15 @@
 """What each value of a step is computed from, and in which outputs a difference counts. Read from the graph alone.
 
-One forward pass gives every value a set of tags: the contributions to messages, operator states, examples, sources and
-numbers of workers that it is computed from.
+One forward pass gives every value a set of tags: what it is computed from. A tag is `DATA`, the result variable of a
+contribution to a message, the number of an operator state, the name of a source, or `Counted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,55 +18,23 @@ from jax.extend.core import JaxprEqn, Var
 from adaptive.base.process.source_lines import at, line_of
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
-from adaptive.graph.trace import Atom, operands_of
+from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import EXAMPLES, MICROBATCHES, STEP, WORKERS, source_p
 
 Tags = frozenset[Hashable]
-DATA = "data"  # examples, the number of examples in a microbatch (the batch's shape), or per-worker state
+DATA = ("examples",)  # also the number of examples in a microbatch (the batch's shape), and per-worker state
+OF_SPLIT = frozenset({EXAMPLES.name, MICROBATCHES.name})
 _NOTHING: Tags = frozenset()
 _COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
-@dataclass(frozen=True)
-class ContributionKey:
-    """A contribution: its message's number, and its index in the message."""
-
-    message: int
-    index: int
-
-
-@dataclass(frozen=True)
-class Kept:
-    """An operator state, by its number in the plan."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """A place where the driver reads the number of workers: `ad.num_workers()`, or a sum of equal values."""
 
     where: str
-
-
-@dataclass(frozen=True)
-class Read:
-    """A source, by its name."""
-
-    source: str
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The whole part of a constant with a single number."""
-
-    number: int
-
-
-OF_SPLIT = frozenset({Read(EXAMPLES.name), Read(MICROBATCHES.name)})
 
 
 @dataclass(frozen=True)
@@ -83,95 +51,69 @@ class Dependencies:
     """Dependencies of every value of a plan, and of its outputs.
 
     Attributes:
-      named_steps: the integers that the driver compares or combines `ad.step_number()` with, above 1.
+      contributions: all contributions to messages, by the variable of their result.
+      places: the results of those whose differences count in some output.
+      trained_by: the results of the reductions of examples on which the state depends.
     """
 
     def __init__(self, plan: Plan, outputs: Sequence[Output]):
         self._plan, self._outputs = plan, outputs
-        self._sent = {
-            c.result: ContributionKey(n, i) for n, message in enumerate(plan.messages) for i, c in enumerate(message)
-        }
-        self._named: set[Whole] = set()
+        self.contributions: dict[Var, Contribution] = {c.result: c for message in plan.messages for c in message}
         graph = plan.graph
-        of_data = (*graph.batch_vars, *(graph.state_vars[i] for i in plan.local_state), *(plan.sized & {*graph.consts}))
-        self._tags: dict[Var, Tags] = {var: _whole(value) for var, value in graph.consts.items()}
-        self._tags.update(dict.fromkeys(of_data, frozenset({DATA})))
+        of_data = {*graph.batch_vars, *(graph.state_vars[i] for i in plan.local_state), *plan.sized}
+        self._tags: dict[Var, Tags] = dict.fromkeys(of_data, frozenset({DATA}))
         for k, s in enumerate(plan.op_states):
             local = {DATA} if s.scope > Scope.ALL else set()
-            self._tags.update(dict.fromkeys(s.values, frozenset({Kept(k), *local})))
+            self._tags.update(dict.fromkeys(s.values, frozenset({k, *local})))
         for eqn in graph.eqns:
             if eqn.primitive is not state_read_p:
                 self._tags.update(self._of_equation(eqn))
-        self.named_steps = sorted(w.number for w in self._named if w.number > 1)
+        self.places = [p for p in self.contributions if any(self.counts(p, o) for o in outputs)]
+        self.trained_by = [
+            p
+            for p in self.places
+            if self.is_reduced_data(p) and any(self.is_state(o) and self.counts(p, o) for o in outputs)
+        ]
 
-    def of(self, atom: Atom) -> Tags:
+    def of(self, atom: Atom | None) -> Tags:
         """Return the tags of a value."""
-        return self._tags.get(atom, _NOTHING) if isinstance(atom, Var) else _whole(atom.val)
+        return self._tags.get(atom, _NOTHING) if isinstance(atom, Var) else _NOTHING
 
-    def _of_equation(self, eqn: JaxprEqn) -> Iterable[tuple[Var, Tags]]:
-        if eqn.primitive is assert_scope_p:
-            return [(v, self.of(a)) for a, v in zip(eqn.invars, eqn.outvars, strict=True)]
-        if eqn.primitive is collective_p:
-            pairs = zip(operands_of(eqn), eqn.outvars, strict=False)
-            return [(result, self._of_collective(eqn, value, result)) for value, result in pairs]
+    def _of_equation(self, eqn: JaxprEqn) -> Iterator[tuple[Var, Tags]]:
+        if eqn.primitive in (assert_scope_p, collective_p):  # one result for each value
+            for value, result in zip(eqn.invars, eqn.outvars, strict=False):
+                sent = self.of(value) if eqn.primitive is assert_scope_p else self._of_collective(eqn, value, result)
+                yield result, sent
+            return
         if eqn.primitive is source_p:
             name = eqn.params["source"].name
             counted = Counted(f"ad.num_workers(){at(line_of(eqn.source_info))}")
-            return [(eqn.outvars[0], frozenset({counted if name == WORKERS.name else Read(name)}))]
+            yield eqn.outvars[0], frozenset({counted if name == WORKERS.name else name})
+            return
         tags = _NOTHING.union(*map(self.of, eqn.invars))
-        numbers = {tag for tag in tags if isinstance(tag, Whole)}
-        others = tags - numbers
-        if self._asks_if_finite(eqn):  # all finite values give the same
-            others = frozenset(tag for tag in others if not isinstance(tag, ContributionKey | Counted))
-        found: list[tuple[Var, Tags]] = []
-        for var in eqn.outvars:
-            is_scalar = getattr(var.aval, "shape", None) == ()
-            if is_scalar and Read(STEP.name) in others:
-                self._named |= numbers
-            kept = others or (numbers if is_scalar else _NOTHING)  # of constants alone: `jnp.remainder` converts one
-            own = frozenset({DATA}) if var in self._plan.sized else _NOTHING
-            found.append((var, own | (kept if is_scalar else kept - {Read(STEP.name)})))
-        return found
-
-    def _asks_if_finite(self, eqn: JaxprEqn) -> bool:
-        """Return whether all finite values give the same result: `isfinite`, `isnan` (`x != x`) or `isinf`."""
-        if eqn.primitive.name not in _COMPARES:
-            return eqn.primitive.name == "is_finite"
-        a, b = eqn.invars
-        return (isinstance(a, Var) and a is b) or any(map(self._is_infinite, (a, b)))
-
-    def _is_infinite(self, atom: Atom) -> bool:
-        value = self._plan.graph.consts.get(atom) if isinstance(atom, Var) else atom.val
-        return value is not None and _is_number(value) and np.size(value) == 1 and bool(np.isinf(value).all())
+        if _asks_if_finite(eqn, self._plan.graph):  # all finite values give the same
+            tags = frozenset(tag for tag in tags if not isinstance(tag, Var | Counted))
+        yield from ((var, tags | self.of(var)) for var in eqn.outvars)  # a value of the batch's shape has tags already
 
     def _of_collective(self, eqn: JaxprEqn, value: Atom, result: Var) -> Tags:
         known = self.of(value)
-        if result in self._sent:
-            sent = self._sent[result]
-            weight = self.contribution(sent).weight
+        if result in self.contributions:
             # A source that only weighs a mean does not make it one over microbatches.
-            return known | {sent} | (_NOTHING if weight is None else self.of(weight) - OF_SPLIT)
+            return known | {result} | (self.of(self.contributions[result].weight) - OF_SPLIT)
         if _counts_workers(eqn):
             return known | {Counted(f"{eqn.params['how'].about} of equal values{at(line_of(eqn.source_info))}")}
         return known
 
     # --- which differences count --------------------------------------------------------------------------------------
 
-    @cached_property
-    def places(self) -> list[ContributionKey]:
-        """The contributions whose differences count in some output."""
-        return [p for p in self._sent.values() if any(self.counts(p, output) for output in self._outputs)]
-
-    def counts(self, place: ContributionKey, output: Output) -> bool:
+    def counts(self, place: Var, output: Output) -> bool:
         """Return whether an output must not depend on a contribution that depends on the split."""
         of = self.of(output.atom)
-        unread = output.kind == "op_state" and not self._is_read(output)
-        if unread or place not in of:
+        if place not in of or (output.kind == "op_state" and output.number not in self._read):
             return False
-        sent, c = self.sent(place), self.contribution(place)
-        as_it_is = c.how.shows_workers and output.atom is c.result
-        over_calls = bool(sent & OF_SPLIT) and Read(MICROBATCHES.name) in of
-        return self.is_state(output) or (DATA in sent and not as_it_is and not over_calls)
+        as_it_is = self.contributions[place].how.shows_workers and output.atom is place
+        over_calls = bool(self.sent(place) & OF_SPLIT) and MICROBATCHES.name in of
+        return self.is_state(output) or (DATA in self.sent(place) and not as_it_is and not over_calls)
 
     def counted(self, output: Output) -> list[str]:
         """Return where the driver reads the numbers of workers that an output depends on, and must not.
@@ -179,64 +121,92 @@ class Dependencies:
         Metrics and hook values may report the number of workers, but not mix it with the examples' values.
         """
         of = self.of(output.atom)
-        if not self.is_state(output) and not (DATA in of and Read(MICROBATCHES.name) not in of):
+        if not self.is_state(output) and not (DATA in of and MICROBATCHES.name not in of):
             return []
         return sorted(tag.where for tag in of if isinstance(tag, Counted))
 
-    def is_of_count(self, place: ContributionKey) -> bool:
+    def is_of_count(self, place: Var) -> bool:
         """Return whether a contribution is computed from a number of workers."""
         return any(isinstance(tag, Counted) for tag in self.sent(place))
 
+    def is_reduced_data(self, place: Var) -> bool:
+        """Return whether a contribution is a reduction of examples."""
+        return self.contributions[place].how.reduces and DATA in self.sent(place)
+
     def is_state(self, output: Output) -> bool:
         """Return whether an output is state of the driver, or an operator state that such state is computed from."""
-        return output.kind == "state" or (output.kind == "op_state" and Kept(output.number) in self._kept_for_state)
+        return output.kind == "state" or (output.kind == "op_state" and output.number in self._kept_for_state)
 
-    def reaches_state(self, place: ContributionKey) -> bool:
-        """Return whether any state depends on a contribution."""
-        return any(self.is_state(o) and self.counts(place, o) for o in self._outputs)
-
-    def contribution(self, place: ContributionKey) -> Contribution:
-        return self._plan.messages[place.message][place.index]
-
-    def sent(self, place: ContributionKey) -> Tags:
+    def sent(self, place: Var) -> Tags:
         """Return the tags of a contribution's value, without its weight."""
-        return self.of(self.contribution(place).value)
+        return self.of(self.contributions[place].value)
 
-    def label(self, place: ContributionKey) -> str:
+    def label(self, place: Var) -> str:
         """Return a contribution's name and line, for texts."""
-        c = self.contribution(place)
+        c = self.contributions[place]
         how = "" if c.how.reduces else f", by {c.how.name}"
         return f"{c.name or 'a value'}{how}{at(c.line)}"
 
-    def _is_read(self, op_state: Output) -> bool:
-        others = [o for o in self._outputs if (o.kind, o.number) != (op_state.kind, op_state.number)]
-        return any(Kept(op_state.number) in self.of(o.atom) for o in others)
+    @cached_property
+    def _read(self) -> set[int]:
+        """The operator states that another output is computed from."""
+        own = [(o.number if o.kind == "op_state" else None, self.of(o.atom)) for o in self._outputs]
+        return {tag for number, of in own for tag in of if isinstance(tag, int) and tag != number}
 
     @cached_property
     def _kept_for_state(self) -> Tags:
         """The operator states that the state of a later step is computed from."""
-        found = _NOTHING.union(*(self.of(o.atom) for o in self._outputs if o.kind == "state"))
-        while True:
-            read = [o for o in self._outputs if o.kind == "op_state" and Kept(o.number) in found]
-            more = found.union(*(self.of(o.atom) for o in read))
-            if more == found:
-                return found
+        found, more = None, _NOTHING.union(*(self.of(o.atom) for o in self._outputs if o.kind == "state"))
+        while found != more:
             found = more
+            read = [o for o in self._outputs if o.kind == "op_state" and o.number in found]
+            more = found.union(*(self.of(o.atom) for o in read))
+        return more
+
+
+def named_steps(graph: Graph) -> list[int]:
+    """Return the integers above 1 that the driver compares or combines `ad.step_number()` with, in ascending order."""
+    numbers: dict[Var, set[int]] = {var: _whole_part(value) for var, value in graph.consts.items()}
+    of_step, found = set[Var](), set[int]()
+    for eqn in graph.eqns:
+        beside = set[int]().union(
+            *(numbers.get(a, ()) if isinstance(a, Var) else _whole_part(a.val) for a in eqn.invars)
+        )
+        scalars = [v for v in eqn.outvars if getattr(v.aval, "shape", None) == ()]
+        is_step = eqn.primitive is source_p and eqn.params["source"] is STEP
+        if scalars and (is_step or any(isinstance(a, Var) and a in of_step for a in eqn.invars)):
+            found |= beside
+            of_step.update(scalars)
+        elif eqn.invars and all(not isinstance(a, Var) or a in numbers for a in eqn.invars):
+            # `jnp.remainder` converts its operands.
+            numbers.update(dict.fromkeys(scalars, beside))
+    return sorted(n for n in found if n > 1)
+
+
+def _asks_if_finite(eqn: JaxprEqn, graph: Graph) -> bool:
+    """Return whether all finite values give the same result: `isfinite`, `isnan` (`x != x`) or `isinf`."""
+    if eqn.primitive.name not in _COMPARES:
+        return eqn.primitive.name == "is_finite"
+    a, b = eqn.invars
+    values = [graph.consts.get(x) if isinstance(x, Var) else x.val for x in (a, b)]
+    return (isinstance(a, Var) and a is b) or any(
+        _is_number(x) and np.size(x) == 1 and bool(np.isinf(x).all()) for x in values if x is not None
+    )
 
 
 def _counts_workers(eqn: JaxprEqn) -> bool:
     """Return whether a collective's result for values that are equal on all workers depends on who takes part."""
-    how, value = eqn.params["how"], operands_of(eqn)[0]
+    how, aval = eqn.params["how"], eqn.invars[0].aval
     taking_part = jax.ShapeDtypeStruct((eqn.params["capacity"],), np.bool_)
-    jaxpr = jax.make_jaxpr(how.of_replicated)(jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype), taking_part)
+    jaxpr = jax.make_jaxpr(how.of_replicated)(jax.ShapeDtypeStruct(aval.shape, aval.dtype), taking_part)
     return any(jaxpr.jaxpr.invars[1] in e.invars for e in jaxpr.jaxpr.eqns)
 
 
-def _whole(value: Any) -> Tags:
+def _whole_part(value: Any) -> set[int]:
     if np.size(value) != 1 or not _is_number(value):
-        return _NOTHING
+        return set()
     number = np.asarray(value).reshape(())
-    return frozenset({Whole(int(number))}) if np.isfinite(number) and abs(number) < 2**31 - 2 else _NOTHING
+    return {int(number)} if np.isfinite(number) and abs(number) < 2**31 - 2 else set()
 
 
 def _is_number(value: Any) -> bool:

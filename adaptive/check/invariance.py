@@ -4,11 +4,10 @@ The check runs steps on one batch, split into equal shares and into random uneve
 consecutive steps and, if the driver reads the step number, some later ones. Every trial of a step starts from the same
 state, so rounding errors do not grow from step to step. Trials run in double precision (`widen.py`).
 
-Reduced messages are compared first, because their rounding errors have known bounds; then the state, metrics and hook
-values. Optimizers such as Adam magnify rounding errors where gradients are near zero, so a difference in an output
-counts only if a reduced value that it depends on differs too. Values are compared element by element, because many
-optimizers treat elements separately. Rounding errors are measured for each leaf: inputs are perturbed by one unit in
-the last place, and changes of the size that this causes do not count.
+Reduced messages are compared first, then the state, metrics and hook values, all element by element, because many
+optimizers treat elements separately. Optimizers such as Adam magnify rounding errors where gradients are near zero, so
+a difference in an output counts only if a reduced value that it depends on differs by more than rounding
+(`rounding.py`) too.
 
 Some operators depend on the split by design. Metrics and hook values (not the state) may differ if all differing values
 that they depend on are
@@ -17,17 +16,12 @@ that they depend on are
     gathered and not used further   all_gather(loss), a row for each worker
     statistics over microbatches    the noise scale, which reads the number of microbatches and their examples
 
-The batch's shape, such as len(batch), is none of these: it is the size of one microbatch.
-
 If a reduced value differs, and nothing that follows from it does, the answer is "not known": a decision (a comparison
-or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything. So it is where the
-driver cannot be computed in double precision.
+or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything.
 
 Where a monitor is given a local value and its mean over all examples, both must be equal in a single microbatch of one
-worker; that is tried too.
-
-The last trials leave workers out, as an elastic world may. A state must not depend on their number: a program with one
-worker is tried as if it had two.
+worker; that is tried too. The last trials leave workers out, as an elastic world may: a state must not depend on their
+number. A program with one worker is tried as if it had two.
 
 Nothing is compared if local values differ between workers by design: averages over one worker's or some workers'
 examples, or reductions in some steps only. Such a step depends on its split.
@@ -35,12 +29,14 @@ examples, or reductions in some steps only. Such a step depends on its split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import Var
 
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.process.source_lines import at, line_of
@@ -51,8 +47,8 @@ from adaptive.operators.batch_key import drawn_for_a_microbatch
 from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
 
-from .dependencies import DATA, ContributionKey, Dependencies
-from .rounding import ROUNDING, beyond, differences, in_double, is_finite, is_noisy, norm
+from .dependencies import DATA, Dependencies, named_steps
+from .rounding import ROUNDING, beyond, differences, is_finite, is_noisy, norm
 from .trials import Bench, Result, Split, Start, even_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
 from .widen import CannotWidenError, is_narrow, paired, widened
@@ -89,22 +85,19 @@ def check_invariance(
     """
     examples, plans = len(jax.tree.leaves(batch)[0]), _for_several_workers(engine)
     plan = plans.reference
-    n = plan.graph.capacity
-    on_purpose = _each_workers_own(plan)
-    if on_purpose:
-        return Invariance({}, {}, (), on_purpose=on_purpose)
+    if on_purpose := _each_workers_own(plan):
+        return Invariance(on_purpose=on_purpose)
     if examples % plan.multiple:
         raise BatchSizeError(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
-    least, most, rng = engine.min_microbatches, engine.kernels.largest_microbatch, np.random.default_rng(seed)
-    note = _why_not_compared(plan, examples, engine.world.devices[0])
-    if note:
-        return Invariance({}, {}, (), note=note)
-    even = even_split(examples, n, plan, least=least, most=most)
-    splits = uneven_splits(rng, _SPLITS, even, plan, least=least, most=most)
+    if note := _why_not_compared(plan, examples, engine.world.devices[0]):
+        return Invariance(note=note)
+    limits: dict[str, Any] = {"least": engine.min_microbatches, "most": engine.kernels.largest_microbatch}
+    even, rng = even_split(examples, plan.graph.capacity, plan, **limits), np.random.default_rng(seed)
+    splits = uneven_splits(rng, _SPLITS, even, plan, **limits)
     if not splits:
-        return Invariance({}, {}, (), note=_ONE_SPLIT.format(examples))
+        return Invariance(note=_ONE_SPLIT.format(examples))
     try:
         with jax.enable_x64(True):
             bench = Bench(widened(plans), engine, batch, seed=program_seed)
@@ -116,7 +109,7 @@ def check_invariance(
         why = f"{error} works in its own dtypes only"
     except jax.errors.JaxRuntimeError as error:  # memory may not suffice
         why = str(error)
-    return Invariance({}, {}, (), note=f"the driver cannot be computed in double precision: {why}.")
+    return Invariance(note=f"the driver cannot be computed in double precision: {why}.")
 
 
 def _why_not_compared(plan: Plan, examples: int, device: jax.Device) -> str:
@@ -160,7 +153,7 @@ def _each_workers_own(plan: Plan) -> str:
 
 
 class _Comparison:
-    """The trials of one driver and their comparison so far."""
+    """The trials of one driver and what they have shown so far."""
 
     def __init__(
         self,
@@ -171,64 +164,54 @@ class _Comparison:
         rng: np.random.Generator,
         tolerance: float | None,
     ):
-        self.bench, self.driver, self.even, self.splits, self.rng = bench, driver, even, splits, rng
-        self.plan, self.outputs = bench.plan, bench.outputs
+        self.bench, self.driver, self.even, self.rng = bench, driver, even, rng
         self.depend = Dependencies(bench.plan, bench.outputs)
         narrow = any(is_narrow(v.aval.dtype) for v in driver.graph.invars)
         self.eps = float(np.finfo(np.float32 if narrow else np.float64).eps)
         self.relative = ROUNDING * self.eps if tolerance is None else tolerance
-        self.states: dict[str, float] = {}
-        self.reports: dict[str, float] = {}
-        self.by_workers: dict[str, float] = {}
-        self.counted: dict[str, None] = {}
-        self.uncounted: dict[str, None] = {}  # numbers of workers that are read, without a difference
-        self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
-        self.differing: dict[ContributionKey, float] = {}
+        self.found = Invariance(splits=splits)
+        self.counted: dict[str, None] = {}  # numbers of workers that are read, with a difference
+        self.uncounted: dict[str, None] = {}  # and without one
         self.noisy: dict[str, None] = {}
         self.not_finite: dict[str, None] = {}
-        self.rounding: dict[ContributionKey, np.ndarray] = {}  # the largest change of each element by rounding so far
+        self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
+        self.rounding: dict[Var, np.ndarray] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
-        start, tried, in_a_row = self.bench.start, [], range(first, first + _STEPS_IN_A_ROW)
+        """Run and compare all trials. Stops at the first step whose state depends on the split."""
+        start, in_a_row, tried, found = self.bench.start, range(first, first + _STEPS_IN_A_ROW), list[int](), self.found
         for step in dict.fromkeys([*in_a_row, *self._later_steps()]):
-            if self.states or (self.reports and step not in in_a_row):
+            if found.differences or (found.reports and step not in in_a_row):
                 break
             tried.append(step)
             # All splits in the first step, one in each later step.
-            splits = self.splits if step == first else [self.splits[len(tried) % len(self.splits)]]
-            after = self._of_step(start, step, splits)
+            splits = found.splits if step == first else [found.splits[len(tried) % len(found.splits)]]
+            after = self._compare_step(start, step, splits)
             start = after if step in in_a_row else start
-        if not (self.states or self.reports):
+        if not (found.differences or found.reports):
             self._leave_workers_out(first)
-        graph = self.plan.graph
-        return Invariance(
-            self.states,
-            {self.depend.label(p): value for p, value in self._differing_by_data().items()},
-            self.splits,
-            self.reports,
-            tuple(tried),
-            self._note(),
-            tuple(drawn_for_a_microbatch(graph.eqns, graph.examples)),
-            wrong_means=self._wrong_means(first),
-            by_workers=self.by_workers,
-            counted=tuple(self.counted),
-        )
+        self._compare_means(first)
+        graph = self.bench.plan.graph
+        drawn = tuple(drawn_for_a_microbatch(graph.eqns, graph.examples))
+        return replace(found, steps=tuple(tried), note=self._note(), drawn=drawn, counted=tuple(self.counted))
 
     def _later_steps(self) -> list[int]:
-        if not any(s.name == STEP.name for s in self.plan.sources):
+        if not any(s.name == STEP.name for s in self.bench.plan.sources):
             return []
-        return [*_LATER_STEPS, *(n + d for n in self.depend.named_steps[:_MOST_NAMED] for d in (-1, 0, 1))]
+        named = named_steps(self.bench.plan.graph)[:_MOST_NAMED]
+        return [*_LATER_STEPS, *(n + d for n in named for d in (-1, 0, 1))]
 
     def _note(self) -> str:
+        """Return why nothing more is known; "" if everything was compared."""
         if self.not_finite:
             return f"{_some(self.not_finite)} is not finite on this batch, so there is nothing to compare."
         if self.noisy:
             return f"rounding alone moves {_some(self.noisy)} by so much that it hides any difference."
-        if differing := self._differing_by_data():
-            labels = dict.fromkeys(map(self.depend.label, differing))
+        if self.found.reductions:
             return (
-                f"{_some(labels)} depends on the split, and nothing that follows from it shows it in these trials: a "
-                "comparison, an argmax or a learning rate of zero may show it for another batch or a later state."
+                f"{_some(self.found.reductions)} depends on the split, and nothing that follows from it shows it in "
+                "these trials: a comparison, an argmax or a learning rate of zero may show it for another batch or a "
+                "later state."
             )
         if not any(DATA in self.depend.sent(p) for p in self.depend.places):
             return "nothing to compare: the state, metrics and hook values do not depend on examples."
@@ -237,31 +220,30 @@ class _Comparison:
                 f"the step reads {_some(self.uncounted)}. Fewer workers gave the same in the trials; other numbers of "
                 "workers may not."
             )
-        if self._of_data() and not self.contributed:
+        if self.depend.trained_by and not self.contributed:
             return "all reduced values that the state depends on are 0 in all trials, as if every example were skipped."
-        if self._of_data() and not self.moved:
+        if self.depend.trained_by and not self.moved:
             return "no trial changed the state, as if every step were skipped."
         return ""
 
-    def _of_data(self) -> list[ContributionKey]:
-        """Return the reductions of examples on which the state depends."""
-        depend = self.depend
-        reduced = [p for p in depend.places if depend.contribution(p).how.reduces and DATA in depend.sent(p)]
-        return [p for p in reduced if depend.reaches_state(p)]
+    # --- trials -------------------------------------------------------------------------------------------------------
 
-    def _differing_by_data(self) -> dict[ContributionKey, float]:
-        """Return the contributions of examples that differed, with the relative difference."""
-        return {p: value for p, value in self.differing.items() if DATA in self.depend.sent(p)}
-
-    # --- one step -----------------------------------------------------------------------------------------------------
-
-    def _of_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
+    def _compare_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
         """Compare one step. Return the start of the next step."""
-        whole = self.bench.run(start, self.even, step)
-        others = [self.bench.run(start, split, step) for split in splits]
-        self._look_for_what_is_not_finite(whole)
+        whole, *others = (self.bench.run(start, split, step) for split in (self.even, *splits))
+        for place in filter(self.depend.is_reduced_data, self.depend.places):
+            if not is_finite(whole.contributions[place]):
+                self.not_finite[self.depend.label(place)] = None
+        for output, value in zip(self.bench.outputs, whole.outputs, strict=True):
+            if output.kind == "state" and not is_finite(value):
+                self.not_finite[output.name] = None
+        trained_by = self.depend.trained_by
         for result in (whole, *others):
-            self._look_for_changes(result)
+            self.contributed = self.contributed or any(result.contributions[p].any() for p in trained_by)
+            self.moved = self.moved or any(
+                change.any() and self.depend.is_state(o) and any(self.depend.counts(p, o) for p in trained_by)
+                for o, change in zip(self.bench.outputs, result.changes, strict=True)
+            )
         suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
         if suspect is not None:
             self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
@@ -269,57 +251,51 @@ class _Comparison:
             self._follow(whole, other, self._differing(whole, other))
         return whole.after
 
+    def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
+        """Measure how reduced values change if inputs change by one unit in the last place."""
+        for split, result in trials.items():
+            for _ in range(_NUDGES):
+                nudged, batch = self.bench.nudged(start, self.rng)
+                again = self.bench.run(nudged, split, step, batch=batch)
+                for place, value in result.contributions.items():
+                    gaps = differences(value, again.contributions[place])
+                    self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
+
     def _leave_workers_out(self, step: int) -> None:
         """Compare one step with the same step of fewer workers."""
         whole = self.bench.run(self.bench.start, self.even, step)
-        for split in with_fewer_workers(self.even, self.plan):
+        for split in with_fewer_workers(self.even, self.bench.plan):
             other = self.bench.run(self.bench.start, split, step)
             found = self._differing(whole, other).items()
             self._follow(whole, other, {p: value for p, value in found if not self.depend.is_of_count(p)})
-            for k, output in enumerate(self.outputs):
+            for k, output in enumerate(self.bench.outputs):
                 counted = self.depend.counted(output)
                 ratio = self._difference(k, whole, other) if counted else None
-                if ratio is not None:
-                    _raise_to(self.by_workers, output.name, ratio)
-                (self.uncounted if ratio is None else self.counted).update(dict.fromkeys(counted))
+                if ratio is None:
+                    self.uncounted.update(dict.fromkeys(counted))
+                else:
+                    _raise_to(self.found.by_workers, output.name, ratio)
+                    self.counted.update(dict.fromkeys(counted))
 
-    def _wrong_means(self, step: int) -> dict[str, float]:
+    def _compare_means(self, step: int) -> None:
         """Compare what monitors are given as a mean with what it is to be the mean of, in one microbatch."""
-        pairs, found = paired(self.driver.graph), dict[str, float]()
-        needed = {worker for message in self.plan.messages for c in message for worker in c.how.needed}
+        pairs = paired(self.driver.graph)
+        needed = {worker for message in self.bench.plan.messages for c in message for worker in c.how.needed}
         if not pairs or len(needed) > 1:
-            return found
+            return
         size = max(max(own) for own in self.even)
         split = tuple((size,) if w == min(needed, default=0) else () for w in range(len(self.even)))
         rows = jax.tree.map(lambda a: a[:size], self.bench.batch)
-        gaps = self.bench.run(self.bench.start, split, step, batch=rows).more
+        gaps = self.bench.run(self.bench.start, split, step, batch=rows).gaps
         for (local, _), (gap, own, mean) in zip(pairs, gaps, strict=True):
             scale = max(own, mean)
             if 0 < scale < np.inf and gap > _NOT_THE_MEAN * scale:
-                _raise_to(found, f"{local.params['what']}{at(line_of(local.source_info))}", float(gap / scale))
-        return found
+                what = f"{local.params['what']}{at(line_of(local.source_info))}"
+                _raise_to(self.found.wrong_means, what, float(gap / scale))
 
-    def _look_for_changes(self, result: Result) -> None:
-        places = self._of_data()
-        self.contributed = self.contributed or any(result.contributions[p].any() for p in places)
-        self.moved = self.moved or any(
-            _changes(result, k).any()
-            for k, output in enumerate(self.outputs)
-            if self.depend.is_state(output) and any(self.depend.counts(p, output) for p in places)
-        )
+    # --- two results --------------------------------------------------------------------------------------------------
 
-    def _look_for_what_is_not_finite(self, result: Result) -> None:
-        depend = self.depend
-        for place in depend.places:
-            of_data = depend.contribution(place).how.reduces and DATA in depend.sent(place)
-            if of_data and not is_finite(result.contributions[place]):
-                self.not_finite[depend.label(place)] = None
-        for output, value in zip(self.outputs, result.outputs, strict=True):
-            reduced = any(isinstance(tag, ContributionKey) for tag in depend.of(output.atom))
-            if output.kind == "state" and reduced and not is_finite(value):
-                self.not_finite[output.name] = None
-
-    def _differing(self, whole: Result, other: Result) -> dict[ContributionKey, float]:
+    def _differing(self, whole: Result, other: Result) -> dict[Var, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
         found, largest = {}, max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
         for place in self.depend.places:
@@ -332,43 +308,29 @@ class _Comparison:
                 self.noisy[self.depend.label(place)] = None
         return found
 
-    def _follow(self, whole: Result, other: Result, found: dict[ContributionKey, float]) -> None:
-        """Record these contributions, and the outputs that differ because of them."""
+    def _follow(self, whole: Result, other: Result, found: dict[Var, float]) -> None:
+        """Record these contributions, if they are of examples, and the outputs that differ because of them."""
         for place, value in found.items():
-            _raise_to(self.differing, place, value)
-        for k, output in enumerate(self.outputs):
+            if DATA in self.depend.sent(place):
+                _raise_to(self.found.reductions, self.depend.label(place), value)
+        for k, output in enumerate(self.bench.outputs):
             through = any(self.depend.counts(p, output) for p in found)
             ratio = self._difference(k, whole, other) if through else None
             if ratio is not None:
-                _raise_to(self.states if self.depend.is_state(output) else self.reports, output.name, ratio)
+                state = self.depend.is_state(output)
+                _raise_to(self.found.differences if state else self.found.reports, output.name, ratio)
 
     def _difference(self, k: int, whole: Result, other: Result) -> float | None:
         """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
-        a, change = whole.outputs[k], _changes(whole, k)
+        a, change = whole.outputs[k], whole.changes[k]
         allowed = self.relative * change + 4 * self.eps * np.abs(a)
         return beyond(differences(a, other.outputs[k]), change, allowed, 0.0)
 
-    def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
-        """Measure how reduced values change if inputs change by one unit in the last place."""
-        for split, result in trials.items():
-            for _ in range(_NUDGES):
-                nudged, batch = self.bench.nudged(start, self.rng)
-                again = self.bench.run(nudged, split, step, batch=batch)
-                for place, value in result.contributions.items():
-                    gaps = differences(value, again.contributions[place])
-                    self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
 
-
-def _raise_to(found: dict, key: Any, value: float) -> None:
+def _raise_to(found: dict[str, float], key: str, value: float) -> None:
     found[key] = max(value, found.get(key, 0.0))
 
 
-def _some(names: dict[str, Any]) -> str:
+def _some(names: Iterable[str]) -> str:
     first, *others = names
     return f"{first} (and {len(others)} more)" if others else first
-
-
-def _changes(result: Result, k: int) -> np.ndarray:
-    """Return an output's change by the step, in double precision; for metrics and hook values, their value."""
-    before, after = result.before[k], in_double(result.outputs[k])
-    return np.abs(after if before is None else after - in_double(before))

@@ -8,18 +8,19 @@ the results are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.cores import n_cores
 from adaptive.base.values.jaxprs import asks_the_host, has_effects, nested_equations
 from adaptive.runtime.kernels.compile import side_by_side
 
+from .rounding import in_double
 from .widen import CannotWidenError, inlined, wide
 
 _FEW = 8  # examples to compare; with few examples, a function that is not a mean differs most from one
@@ -96,19 +97,11 @@ def _spread(count: int, examples: int) -> np.ndarray:
 
 def _can_be_repeated(traced: Sequence[ClosedJaxpr]) -> bool:
     """Return whether the function has no effects, and draws no random numbers for a whole batch."""
-    whole, first, second = ([*_equations(closed)] for closed in traced)
-    pure = not any(has_effects(e) or asks_the_host(e) for e in whole)
-    return pure and _drawn(whole) == _drawn(first) == _drawn(second)
-
-
-def _equations(closed: ClosedJaxpr) -> Iterator[JaxprEqn]:
-    for eqn in closed.jaxpr.eqns:
-        yield eqn
-        yield from nested_equations(eqn)
-
-
-def _drawn(eqns: Sequence[JaxprEqn]) -> list[tuple[int, ...]]:
-    return [v.aval.shape for e in eqns if e.primitive.name in _RANDOM for v in e.outvars]
+    of_batches = [[e for outer in closed.jaxpr.eqns for e in (outer, *nested_equations(outer))] for closed in traced]
+    whole, *parts = (
+        [v.aval.shape for e in eqns if e.primitive.name in _RANDOM for v in e.outvars] for eqns in of_batches
+    )
+    return parts == [whole, whole] and not any(has_effects(e) or asks_the_host(e) for e in of_batches[0])
 
 
 def _computed(traced: Sequence[ClosedJaxpr], state: Any, batches: Sequence[Any]) -> list[list[np.ndarray]]:
@@ -116,31 +109,38 @@ def _computed(traced: Sequence[ClosedJaxpr], state: Any, batches: Sequence[Any])
     programs, given = [], []
     for closed, batch in zip(traced, batches, strict=True):
         leaves = zip(jax.tree.leaves((state, batch)), closed.in_avals, strict=True)
-        given.append([wide(_of_dtype(leaf, aval.dtype)) for leaf, aval in leaves])
+        # In the dtype that the function has been traced for; random keys have it.
+        given.append([wide(x if getattr(x, "dtype", 0) == a.dtype else np.asarray(x, a.dtype)) for x, a in leaves])
         programs.append(jax.jit(lambda *operands, closed=closed: inlined(closed, operands)))
     side_by_side([p.lower(*g).compile for p, g in zip(programs, given, strict=True)], most=n_cores())
     found = [program(*operands) for program, operands in zip(programs, given, strict=True)]
-    return [[np.asarray(v, np.complex128 if np.iscomplexobj(v) else np.float64) for v in values] for values in found]
-
-
-def _of_dtype(leaf: Any, dtype: Any) -> Any:
-    """Return a leaf in the dtype that a function has been traced for; random keys as they are."""
-    return leaf if getattr(leaf, "dtype", None) == dtype else np.asarray(leaf).astype(dtype)
+    return [[in_double(np.asarray(v)) for v in values] for values in found]
 
 
 def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op: Op) -> bool:
-    """Raise if the parts of a leaf do not combine to the whole. Return whether the parts differ."""
+    """Raise if the parts of a leaf do not combine to the whole. Return whether the parts (or the rows) differ."""
     whole, first, second = values
-    if op == "rows":
-        return _compare_rows(name, whole, np.concatenate([first, second]), parts)
-    both = first + second if op == "sum" else (parts[0] * first + parts[1] * second) / sum(parts)
+    rows = op == "rows"
     with np.errstate(all="ignore"):
-        allowed = _RELATIVE * np.max(np.abs(values), axis=0) + _ABSOLUTE
+        if rows:
+            both = np.concatenate([first, second])
+        else:
+            both = first + second if op == "sum" else (parts[0] * first + parts[1] * second) / sum(parts)
+        largest = np.abs([whole, both]).max((0, 1)) if rows else np.abs(values).max(0)
+        allowed = _RELATIVE * largest + _ABSOLUTE
         gaps = np.abs(whole - both)
         off = np.isfinite(gaps) & (gaps > allowed)
         if not off.any():
-            return bool((np.abs(first - second) > allowed).any())
+            return bool((np.abs(whole - whole[:1] if rows else first - second) > allowed).any())
     at = np.unravel_index(int(np.argmax(off)), off.shape)
+    if rows:
+        size = parts[int(at[0] >= parts[0])]
+        raise DriverError(
+            f"evaluate: a row of {name} depends on other examples: one example gives {whole[at]:.6g} in a batch of "
+            f"{sum(parts)} examples and {both[at]:.6g} in a batch of {size}. So the result would depend on batch=. "
+            "Compute each row from its own example; batch normalization from its running averages. For a value of the "
+            'whole batch: op="mean" or op="sum".'
+        )
     texts = [f"{v[at]:.6g}" for v in (whole, first, second, both)]
     raise DriverError(
         f"evaluate: {name} is no {op} over the batch's examples: {sum(parts)} examples give {texts[0]}; the first "
@@ -150,22 +150,4 @@ def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op
         '    a mean over tokens, or over what a mask leaves   evaluate both sums with op="sum", and divide\n'
         "    an extreme, a rank, the area under a curve   a metric with merge(): see docs/recipes.md\n"
         "    batch normalization    its running averages"
-    )
-
-
-def _compare_rows(name: str, whole: np.ndarray, apart: np.ndarray, parts: tuple[int, int]) -> bool:
-    """Raise if rows of a batch differ from those of its parts. Return whether rows differ from each other."""
-    with np.errstate(all="ignore"):
-        allowed = _RELATIVE * np.max(np.abs([whole, apart]), axis=(0, 1)) + _ABSOLUTE
-        gaps = np.abs(whole - apart)
-        off = np.isfinite(gaps) & (gaps > allowed)
-        if not off.any():
-            return bool((np.abs(whole - whole[:1]) > allowed).any())
-    at = np.unravel_index(int(np.argmax(off)), off.shape)
-    size = parts[int(at[0] >= parts[0])]
-    raise DriverError(
-        f"evaluate: a row of {name} depends on other examples: one example gives {whole[at]:.6g} in a batch of "
-        f"{sum(parts)} examples and {apart[at]:.6g} in a batch of {size}. So the result would depend on batch=. "
-        "Compute each row from its own example; batch normalization from its running averages. For a value of the "
-        'whole batch: op="mean" or op="sum".'
     )

@@ -5,19 +5,15 @@ Everything else is fixed, including measurements of the machine, so that trials 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Var
 
-from adaptive.base.channel import Arrived, SentMessage
-from adaptive.base.reductions import Reduction
 from adaptive.base.values.arrays import numbers_of
-from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
@@ -27,10 +23,10 @@ from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.kernels.microbatches import Microbatches
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.message import unpack
 
-from .dependencies import ContributionKey, Output
-from .widen import wide
+from .dependencies import Output
+from .rounding import in_double
+from .widen import paired, reduced, wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
 
@@ -74,23 +70,20 @@ def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
     """Return the same microbatches on one worker fewer, and on a single worker. A split with one worker has none.
 
     The others get no examples, like free worker slots; the workers that the driver's collectives need keep theirs.
+    Microbatches stay as they are, because in one the batch of all workers may exceed one worker's memory.
     """
     n, needed = len(split), {slot for message in plan.messages for c in message for slot in c.how.needed}
     order = sorted(range(n), key=lambda slot: (slot not in needed, -slot))
+    microbatches = [size for own in split for size in own]
     found: list[Split] = []
-    # In one microbatch, the batch of all workers may exceed one worker's memory.
     for count in dict.fromkeys([n - 1, 1] if plan.splittable else [n - 1]):
-        if not max(1, len(needed)) <= count < n:
-            continue
-        microbatches = [size for own in split for size in own]
-        bounds = [len(microbatches) * i // count for i in range(count + 1)]
-        parts: Split = tuple(tuple(microbatches[start:stop]) for start, stop in pairwise(bounds))
-        if not plan.splittable:
-            parts = even_split(sum(microbatches), count, plan)
-        fewer: list[Microbatches] = [()] * n
-        for slot, own in zip(order, parts, strict=False):
-            fewer[slot] = own
-        found.append(tuple(fewer))
+        if max(1, len(needed)) <= count < n:
+            bounds = [len(microbatches) * i // count for i in range(count + 1)]
+            parts = [tuple(microbatches[start:stop]) for start, stop in pairwise(bounds)]
+            own = dict(
+                zip(order, parts if plan.splittable else even_split(sum(microbatches), count, plan), strict=False)
+            )
+            found.append(tuple(own.get(slot, ()) for slot in range(n)))
     return tuple(found)
 
 
@@ -120,7 +113,7 @@ def outputs_of(plan: Plan) -> list[Output]:
         paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
         names = [f"hook {h.hook.name!r}, values{jax.tree_util.keystr(path)}" for path, _ in paths]
         hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
-    labels = zip(graph.metric_labels, graph.metrics, strict=False)  # more metrics compare what is given to monitors
+    labels = zip(graph.metric_labels, graph.metrics, strict=False)  # there are more; see `widened`
     metrics = [Output("metric", label, n, a) for n, (label, a) in enumerate(labels)]
     return [*state, *op_states, *hooks, *metrics]
 
@@ -136,37 +129,21 @@ def _shared(plan: Plan) -> list[tuple[int, Any]]:
 # --- trials -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """The start of a step: state and operator states of every worker."""
 
     states: list[list[Any]]
     op_states: list[list[list[Any]]]
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The result of a step."""
 
-    contributions: dict[ContributionKey, np.ndarray]
+    contributions: dict[Var, np.ndarray]  # reduced values, by the variable of their result
     outputs: list[np.ndarray]
-    before: list[np.ndarray | None]  # each output's value before the step; None for metrics and hook values
-    more: list[np.ndarray]  # metrics that are not the driver's
+    changes: list[np.ndarray]  # absolute change of each output by the step; for metrics and hook values, their value
+    gaps: list[np.ndarray]  # of what monitors are given as means; see `widened`
     after: Start
-
-
-class _Wire(LocalWorld):
-    """World of one process that records a step's messages."""
-
-    def __init__(self, workers: int, world: World):
-        super().__init__(workers, world.devices[0])
-        self.local_mesh = world.local_mesh
-        self.brought: list[list[np.ndarray]] = []  # the parts of every message
-
-    def exchange(self, message: SentMessage, ops: Sequence[Reduction], name: Hashable = 0) -> Arrived:
-        results, status = super().exchange(message, ops, name)
-        self.brought.append([np.asarray(p) for p in results[0]])
-        return results, status
 
 
 class Bench:
@@ -185,15 +162,16 @@ class Bench:
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
         rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
-        self.plan, self.batch, self.seed = plan, jax.tree.unflatten(tree, rows), seed
-        self.outputs, self._wire = outputs_of(plan), _Wire(n, engine.world)
+        self.plan, self.batch, self._seed = plan, jax.tree.unflatten(tree, rows), seed
+        self.outputs, world = outputs_of(plan), LocalWorld(n, engine.world.devices[0])
+        world.local_mesh = engine.world.local_mesh
         of = [there[w % len(there)] for w in range(n)]  # this process's workers stand in for others
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
         )
         options = KernelOptions(deterministic=True)
-        self._trial = Engine(plans, list(self.start.states[0]), self._wire, kernels=options)
+        self._trial = Engine(plans, list(self.start.states[0]), world, kernels=options)
         steps = self._trial.step_plan
         feed = steps.feed
         steps.feed = replace(feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints)))
@@ -203,7 +181,7 @@ class Bench:
 
     def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
-        trial = self._trial
+        trial, count = self._trial, len(self.outputs)
         trial.workers.replace(start.states, start.op_states)
         sizes = [sum(microbatches) for microbatches in split]
         trial.compile_microbatches(split)  # compiles only what is missing
@@ -212,30 +190,25 @@ class Bench:
         batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
         taking_part = np.asarray(sizes) > 0
         readings = [
-            Reading(step, self.seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
+            Reading(step, self._seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
         ]
-        self._wire.brought = []
         outcome = trial.step(Share(tuple(sizes), tuple(starts[:-1]), batches), readings, microbatches=split)
         assert outcome is not None, "workers of one device have no fused steps"
-        contributions = {}
-        with np.errstate(all="ignore"):  # a mean over no examples is NaN
-            for number, layout in enumerate(trial.layouts):
-                parts = cast(Any, self._wire.brought[number])
-                wanted = dict.fromkeys(range(len(layout.contributions)), 1)
-                values = unpack(layout, parts, wanted, worker=0, taking_part=jnp.asarray(taking_part))
-                contributions.update({ContributionKey(number, i): numbers_of(x) for i, (x,) in enumerate(values)})
-        op_states = [[list(s) for s in of_worker] for of_worker in trial.op_states]
-        after = Start([list(leaves) for leaves in trial.states], op_states)
-        old, new = (list(map(numbers_of, self._kept(s))) for s in (start, after))
-        reported = [*map(numbers_of, (a for h in outcome.hooks for a in h)), *map(numbers_of, outcome.metrics)]
-        count = len(self.outputs)
-        results = [*new, *reported]
-        return Result(contributions, results[:count], [*old, *[None] * len(reported)], results[count:], after)
+        after = Start([list(s) for s in trial.states], [[list(s) for s in of_one] for of_one in trial.op_states])
+        reported = [numbers_of(a) for a in (*(a for h in outcome.hooks for a in h), *outcome.metrics)]
+        kept = [self._kept(after), self._kept(start)]
+        outputs = [*kept[0], *reported]
+        with np.errstate(all="ignore"):
+            changes = [np.abs(in_double(new) - in_double(old)) for new, old in zip(*kept, strict=True)]
+        changes += [np.abs(in_double(value)) for value in outputs[len(changes) : count]]
+        gaps = len(outputs) - len(paired(self.plan.graph))
+        values = dict(zip(reduced(self.plan), outputs[count:gaps], strict=False))
+        return Result(values, outputs[:count], changes, outputs[gaps:], after)
 
-    def _kept(self, start: Start) -> list[Any]:
+    def _kept(self, start: Start) -> list[np.ndarray]:
         state = [start.states[0][i] for i in _compared(self.plan)]
-        return [*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k])]
+        return [numbers_of(a) for a in (*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k]))]
 
     def nudged(self, start: Start, rng: np.random.Generator) -> tuple[Start, Any]:
         """Return the state and examples with each number perturbed by a rounding error.
@@ -267,6 +240,5 @@ def _nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
     x = np.asarray(value)
     if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):
         return value
-    eps = np.finfo(x.dtype).eps
-    moved = np.where(x == 0, eps * rng.uniform(0, 2, x.shape), x * (1 + eps * rng.uniform(-2, 2, x.shape)))
-    return moved.astype(x.dtype)
+    eps = np.finfo(x.dtype).eps * rng.uniform(-2, 2, x.shape)
+    return np.where(x == 0, np.abs(eps), x * (1 + eps)).astype(x.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .trials import Split
 
@@ -29,10 +29,10 @@ class Invariance:
       counted: where the driver reads that number, such as "ad.num_workers() (driver.py:12)".
     """
 
-    differences: dict[str, float]
-    reductions: dict[str, float]
-    splits: tuple[Split, ...]
+    differences: dict[str, float] = field(default_factory=dict)
     reports: dict[str, float] = field(default_factory=dict)
+    reductions: dict[str, float] = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
     steps: tuple[int, ...] = ()
     note: str = ""
     drawn: tuple[str, ...] = ()
@@ -44,9 +44,7 @@ class Invariance:
     @property
     def verdict(self) -> str:
         """ "yes", "no", or "not known" if not everything could be compared; `note` says why."""
-        if self.differences or self.reports or self.on_purpose:
-            return "no"
-        if self.wrong_means or self.by_workers:
+        if self.differences or self.reports or self.on_purpose or self.wrong_means or self.by_workers:
             return "no"
         return "not known" if self.note else "yes"
 
@@ -60,60 +58,60 @@ class Invariance:
         return f"Invariance({', '.join([repr(self.verdict), *parts])})"
 
     def __str__(self) -> str:
+        lines: list[str] = []
         if self.wrong_means:
-            means = _listed(
+            lines += _listed(
                 "these monitors are given a gradient, and a mean that is not its mean over all examples:",
                 self.wrong_means,
                 "its value, in one microbatch of one worker, where both must be equal",
             )
-            rest = str(replace(self, wrong_means={}))
-            return "\n".join([*means, "Pass what was averaged:  avg_grads = comm.all_reduce(grads)", rest])
+            lines.append("Pass what was averaged:  avg_grads = comm.all_reduce(grads)")
         if self.by_workers:
-            lines = _listed(
-                f"the step depends on the number of workers, through {', '.join(self.counted)}.\n"
-                "With fewer workers and the same examples, these come out differently:",
-                self.by_workers,
-                "its change",
-            )
-            other = replace(self, by_workers={})
-            return "\n".join([*lines, _WITHOUT_COUNT, *([] if other else [str(other)])])
-        if self.verdict == "not known":
-            return f"not known whether the step is split-invariant: {self.note}"
+            lines.append(f"the step depends on the number of workers, through {', '.join(self.counted)}.")
+            what = "With fewer workers and the same examples, these come out differently:"
+            lines += [*_listed(what, self.by_workers, "its change"), _WITHOUT_COUNT]
         if self.on_purpose:
-            return (
-                f"not split-invariant, on purpose: {self.on_purpose}.\n"
-                "The step uses local values that differ between workers, so it depends on how its batch is split.\n"
-                "Nothing was compared. To check the model itself, use synchronous SGD:\n"
-                "    strategy = sync.synchronous(optimizer)"
-            )
-        tried = f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples"
-        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
-        if self:
-            return f"split-invariant: {tried} gave the same as equal shares, in {steps}."
-        lines = [f"not split-invariant: with {tried}, in {steps},"]
-        lines += _listed("these leaves of the state come out differently:", self.differences, "its change")
-        lines += _listed("these metrics and hook values come out differently:", self.reports, "its value")
-        lines += _listed("through these reductions:", self.reductions, "its value")
-        if self.drawn:
-            lines += [
-                f"Random numbers are drawn for a whole microbatch from one key ({', '.join(self.drawn)}),",
-                "so those of an example depend on its index in the call. Draw them by example:",
-                '    flax linen  rngs={"dropout": ad.batch_key()}        flax nnx  nnx.Rngs(dropout=ad.batch_key())',
-                "    jax.vmap and equinox  ad.example_keys()        see docs/models.md",
-            ]
-        lines += [
-            'Usual causes: batch normalization without axis_name="workers", a loss that is summed and not averaged',
-            "over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,",
-            "what wire= rounds away. See docs/sharp_bits.md.",
-        ]
+            lines.append(_ON_PURPOSE.format(self.on_purpose))
+        elif self.differences or self.reports:
+            lines += self._differences()
+        elif self.note:
+            lines.append(f"not known whether the step is split-invariant: {self.note}")
+        elif not self.by_workers:
+            lines.append("split-invariant: {} gave the same as equal shares, in {}.".format(*self._tried()))
         return "\n".join(lines)
 
+    def _tried(self) -> tuple[str, str]:
+        steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"
+        return f"{len(self.splits)} random splits of {sum(map(sum, self.splits[0]))} examples", steps
 
-_WITHOUT_COUNT = (
-    "If that is on purpose, the result changes whenever workers join or leave. If not: comm.all_reduce(x) is the mean\n"
-    "over all examples already, a reduced value must not be summed again, and a learning rate can follow\n"
-    "ad.global_batch()."
-)
+    def _differences(self) -> list[str]:
+        return [
+            "not split-invariant: with {}, in {},".format(*self._tried()),
+            *_listed("these leaves of the state come out differently:", self.differences, "its change"),
+            *_listed("these metrics and hook values come out differently:", self.reports, "its value"),
+            *_listed("through these reductions:", self.reductions, "its value"),
+            *([_DRAWN.format(", ".join(self.drawn))] if self.drawn else []),
+            _CAUSES,
+        ]
+
+
+_ON_PURPOSE = """not split-invariant, on purpose: {}.
+The step uses local values that differ between workers, so it depends on how its batch is split.
+Nothing was compared. To check the model itself, use synchronous SGD:
+    strategy = sync.synchronous(optimizer)"""
+
+_DRAWN = """Random numbers are drawn for a whole microbatch from one key ({}),
+so those of an example depend on its index in the call. Draw them by example:
+    flax linen  rngs={{"dropout": ad.batch_key()}}        flax nnx  nnx.Rngs(dropout=ad.batch_key())
+    jax.vmap and equinox  ad.example_keys()        see docs/models.md"""
+
+_CAUSES = """Usual causes: batch normalization without axis_name="workers", a loss that is summed and not averaged
+over examples, losses that couple examples of a batch, a mean of means, several steps on a local batch,
+what wire= rounds away. See docs/sharp_bits.md."""
+
+_WITHOUT_COUNT = """If that is on purpose, the result changes whenever workers join or leave. If not: comm.all_reduce(x)
+is the mean over all examples already, a reduced value must not be summed again, and a learning rate can follow
+ad.global_batch()."""
 
 
 def _listed(title: str, found: dict[str, float], of: str) -> list[str]:

@@ -17,13 +17,14 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from adaptive.base.values.jaxprs import asks_the_host, bind, called, has_effects
+from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.axis import ExampleMean
-from adaptive.operators.collectives import collective
+from adaptive.operators.collectives import collective, collective_p
 from adaptive.operators.context import tracing
 from adaptive.operators.operator_state import Frozen
-from adaptive.operators.replication_claims import assert_scope_p
+from adaptive.operators.replication_claims import assert_scope, assert_scope_p
 from adaptive.operators.sources import EXAMPLES, read
 
 # Primitives that depend on their dtype: they read its bits, or were compiled for it.
@@ -62,14 +63,17 @@ def wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
 def widened(plans: Planner) -> Planner:
     """Return the driver's plans in double precision, with matrix products at full precision.
 
-    For each pair of `paired`, the driver has one more metric: the norms of the difference between both sides, of the
-    mean of the local side over all examples, and of the other side; shape=(3,).
+    The driver has more metrics. For each of `reduced`, its value; for one that differs between workers, one worker's.
+    For each pair of `paired`, the norms of the difference between both sides, of the mean of the local side over all
+    examples, and of the other side; shape=(3,).
 
     Raises:
       CannotWidenError: the driver has a primitive that works only in its own dtypes.
     """
     plan, graph = plans.reference, plans.reference.graph
     graphs: dict[int, Graph] = {}
+    sent = {*reduced(plan)}
+    shown = [k for k, var in enumerate(_results_of_collectives(graph)) if var in sent]
 
     def batch_of(examples: int) -> list[jax.ShapeDtypeStruct]:
         # Traced outside any other trace, so that its constants stay numbers.
@@ -81,11 +85,13 @@ def widened(plans: Planner) -> Planner:
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
         given = dict(zip(narrow.invars, [*state, *batch], strict=True))
-        pairs = paired(narrow)
-        results = iter(evaluated(narrow.eqns, [*narrow.outvars, *_atoms(pairs)], given, narrow.consts))
+        pairs, of_collectives = paired(narrow), _results_of_collectives(narrow)
+        wanted = [*narrow.outvars, *_atoms(pairs), *(of_collectives[k] for k in shown)]
+        results = iter(evaluated(narrow.eqns, wanted, given, narrow.consts))
         new_state, metrics = ([next(results) for _ in part] for part in (narrow.new_state, narrow.metrics))
         sides = [[[next(results) for _ in side.invars] for side in pair] for pair in pairs]
-        return new_state, [*metrics, *(_gap(local, mean) for local, mean in sides)]
+        values = assert_scope("replicated", [*results], "check")
+        return new_state, [*metrics, *values, *(_gap(local, mean) for local, mean in sides)]
 
     driver.__name__ = graph.name
     planner = Planner(
@@ -101,6 +107,16 @@ def widened(plans: Planner) -> Planner:
     names = {key: getattr(graph, key) for key in ("state_names", "batch_names", "metric_names")}
     planner.reference = replace(found, graph=replace(found.graph, **names))
     return planner
+
+
+def reduced(plan: Plan) -> list[Var]:
+    """Return the results of a plan's messages, in the order of their equations."""
+    sent = {c.result for message in plan.messages for c in message}
+    return [var for var in _results_of_collectives(plan.graph) if var in sent]
+
+
+def _results_of_collectives(graph: Graph) -> list[Var]:
+    return [var for eqn in graph.eqns if eqn.primitive is collective_p for var in eqn.outvars]
 
 
 def paired(graph: Graph) -> list[tuple[JaxprEqn, JaxprEqn]]:

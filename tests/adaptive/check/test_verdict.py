@@ -22,7 +22,7 @@ from adaptive.check.verdict import Invariance
 @pytest.mark.parametrize("note", [{}, {"note": "a value is not finite."}])
 def test_a_difference_counts_more_than_what_is_not_known(found, verdict, note):
     verdict = "not known" if note and verdict == "yes" else verdict
-    invariance = Invariance(**{"differences": {}, "reductions": {}, "splits": (((2,), (2,)),), **note, **found})
+    invariance = Invariance(**{"splits": (((2,), (2,)),), **note, **found})
     assert invariance.verdict == verdict
     assert bool(invariance) == (verdict == "yes")
     named = [name for values in found.values() if isinstance(values, dict) for name in values]
