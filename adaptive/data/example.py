@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -59,10 +59,8 @@ def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
     """Return an example after checking that it has the leaves, shapes and dtypes of another one.
 
     Args:
-      row: the example.
-      first: the other example.
-      name: what to call the example in the error.
-      of: what to call the other one.
+      row, first: the example, and the other one.
+      name, of: what to call them in the error.
 
     Raises:
       DataError: the example has other leaves, or a leaf has another shape or dtype.
@@ -115,7 +113,17 @@ def joined(batches: Sequence[Any]) -> Any:
     return batches[0] if len(batches) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *batches)
 
 
-def random_numbers(index: int, epoch: int, seed: int, shard: int) -> np.random.Generator:
-    """Return the random generator of one example in one epoch, independent of the process and the batch."""
-    philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
-    return np.random.Generator(philox)
+class Functions(NamedTuple):
+    """The functions `map=` and `random_map=`, which are applied to each example."""
+
+    map: Callable[[Any], Any] | None = None
+    random_map: Callable[[Any, np.random.Generator], Any] | None = None
+
+    def applied(self, item: Any, index: int, epoch: int, seed: int, shard: int) -> Any:
+        """Return an example after the functions. Its random numbers depend on neither the process nor the batch."""
+        if self.map is not None:
+            item = self.map(item)
+        if self.random_map is not None:
+            philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
+            item = self.random_map(item, np.random.Generator(philox))
+        return item

@@ -28,7 +28,7 @@ from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 
 from .advice import refuse_batches, refuse_foreign, refuse_spent
-from .example import batch_of, first_taken, random_numbers
+from .example import Functions, batch_of, first_taken
 from .readers import ReaderThreads, begin_read
 from .rows import Data, PositionSpan
 
@@ -47,10 +47,9 @@ class FromIterator:
 
     make: Callable[..., Iterable[Any]]
     names: frozenset[str]
-    transform: Callable[[Any], Any] | None = None
-    augment: Callable[[Any, np.random.Generator], Any] | None = None
-    length: float | None = None
-    read_timeout: float | None = None
+    functions: Functions
+    length: float | None
+    read_timeout: float | None
 
     @property
     def per_worker(self) -> bool:
@@ -111,29 +110,24 @@ def from_iterator(
     parameters = inspect.signature(make).parameters.values()
     names = frozenset(p.name for p in parameters if p.name in _KNOWN and p.kind != p.POSITIONAL_ONLY)
     ReaderThreads(1, read_timeout)  # raises
-    return FromIterator(make, names, map, random_map, length, read_timeout)
+    return FromIterator(make, names, Functions(map, random_map), length, read_timeout)
 
 
 class IterableData(Data):
-    """Iterators in progress: one, or one for each worker of this process.
-
-    Args:
-      how: makes the iterators.
-      workers, mine, world: as for `stream.open_data`.
-
-    Raises:
-      DataError: an iterator yields no examples, or unusable ones; or a read takes too long.
+    """Iterators in progress: one, or one for each worker of this process. Arguments as for `stream.open_data`. Raises
+    a DataError if an iterator yields no examples, or unusable ones, or a read takes too long.
     """
 
     seed = 0  # of the examples' random numbers
 
     def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
-        self.how, self.world, self._workers = how, world, workers
+        self.how, self._workers = how, workers
         self._thread = ReaderThreads(1, how.read_timeout)  # of all reads: some iterators cannot be used by two threads
+        self._thread.world = world
         length = None if how.per_worker else how.length
         shards = list(mine) or [0] if how.per_worker else [0]
         self._runs = {shard: ReplayableIterator(partial(self._begin, shard), length) for shard in shards}
-        self.example = self._call(self._read_first, shards[0])
+        self.example = self._thread.call(self._read_first, shards[0])
         self._length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
         self.lengths = (self._length,) * (workers if how.per_worker else 1)
         if how.length == math.inf:
@@ -145,9 +139,6 @@ class IterableData(Data):
         named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
         self.notes = _PROMISE_OF_EACH if how.per_worker else _PROMISE, f"of the iterator, one example is {leaves}"
-
-    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return self._thread.call(function, *args, world=self.world)
 
     def _begin(self, shard: int, epoch: int) -> Iterable[Any]:
         """Start an epoch of a worker's iterator, or of the one that all share."""
@@ -161,16 +152,11 @@ class IterableData(Data):
         return first_taken(self._item(shard, 0), "example 0")
 
     def _item(self, shard: int, position: int) -> Any:
-        item = self._runs[shard].example(position)
         try:
-            if self.how.transform is not None:
-                item = self.how.transform(item)
-            if self.how.augment is not None:
-                item = self.how.augment(item, random_numbers(position, 0, self.seed, shard))
+            return self.how.functions.applied(self._runs[shard].example(position), position, 0, self.seed, shard)
         except Exception as error:
             error.add_note(f"in example {position} of the iterator")
             raise
-        return item
 
     def _batch(self, span: PositionSpan) -> Any:
         """Return the examples of a span, transformed, on the host; `None` if there are none."""
@@ -182,15 +168,19 @@ class IterableData(Data):
 
     def first_batch(self, examples: int) -> Any:
         """Return the first examples of the stream, by which processes are compared, as a batch."""
-        return self._call(self._batch, PositionSpan(min(self._runs), 0, examples))
+        return self._thread.call(self._batch, PositionSpan(min(self._runs), 0, examples))
 
     def start(
-        self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]
+        self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
         """Start to read. Returns a function that waits, and returns a batch for each span; `None` for an empty one.
-        Positions before the cursors `committed` are not read again; `end` has the cursors after the step.
+
+        Args:
+          steps: the spans of the step and of those after it.
+          committed: cursors; positions before them are not read again.
+          end: the cursors after the step.
         """
-        return partial(self._thread.result, self._thread.submit(self._read, spans, committed, end), world=self.world)
+        return partial(self._thread.result, self._thread.submit(self._read, next(steps), committed, end))
 
     def _read(self, spans: Sequence[PositionSpan], committed: Sequence[int], end: Sequence[int]) -> list[Any]:
         for shard, run in self._runs.items():
@@ -209,11 +199,13 @@ class IterableData(Data):
         return super().epochs(cursors) if self.how.length is not None else self._runs[0].epochs(cursors[0])
 
     def place(self, cursors: Sequence[int]) -> str:
+        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Local."""
         return "" if self.how.per_worker else self._runs[0].place(cursors[0])
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
+        """Resume at the cursors."""
         for shard, run in self._runs.items():
-            self._call(run.go_on, cursors[shard], place)
+            self._thread.call(run.go_on, cursors[shard], place)
 
     def close(self) -> None:
         for run in self._runs.values():

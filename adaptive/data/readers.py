@@ -52,12 +52,16 @@ class Readers:
 
     Args:
       number: how many read at the same time.
-      read_timeout: seconds after which a read fails; 0 for no limit; `None` for the default: 1.5 times the world's
-        `hang_timeout`, and no limit on one process.
+      read_timeout: seconds after which a read fails; 0 for no limit; `None` for the default, see `from_source`.
+
+    Attributes:
+      world: the world whose other processes wait while this one does; `None` for the current one.
 
     Raises:
       DataError: `read_timeout` is not a number of seconds.
     """
+
+    world: World | None = None
 
     def __init__(self, number: int, read_timeout: float | None):
         seconds = None if read_timeout is None else real(read_timeout)
@@ -73,12 +77,8 @@ class Readers:
         """Start to read. A read that has not begun can be canceled."""
         raise NotImplementedError
 
-    def result(self, read: Future[Any], what: str = "examples", world: World | None = None) -> Any:
-        """Wait for a read, and return its result or raise its error.
-
-        Args:
-          what: what is read, for errors.
-          world: the world whose other processes wait meanwhile; `None` for the current one.
+    def result(self, read: Future[Any], what: str = "examples") -> Any:
+        """Wait for a read, and return its result or raise its error. `what` is read, for errors.
 
         Raises:
           DataError: it takes longer than the deadline, or its process was lost.
@@ -87,7 +87,7 @@ class Readers:
             self._waits_for = what, time.monotonic()
             begin_read(what)
             with waiting(self):
-                self._wait(read, world or current_world.get())
+                self._wait(read, self.world or current_world.get())
         return read.result()
 
     def _wait(self, read: Future[Any], world: World | None) -> None:
@@ -138,10 +138,7 @@ def begin_read(what: str) -> None:
 
 
 class ReaderThreads(Readers):
-    """Daemon threads that read in the order of submission, started by the first read.
-
-    The threads end when this object is garbage collected, without waiting for running reads.
-    """
+    """Daemon threads that read in the order of submission. The first read starts them; they end with this object."""
 
     def __init__(self, number: int = 1, read_timeout: float | None = None):
         super().__init__(number, read_timeout)
@@ -161,9 +158,9 @@ class ReaderThreads(Readers):
         self._tasks.put((future, self._ambient.run, (function, *args)))
         return future
 
-    def call(self, function: Callable[..., Any], *args: Any, world: World | None = None) -> Any:
-        """Call a function in a thread, and return its result. For `world` and errors see `result`."""
-        return self.result(self.submit(function, *args), world=world)
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in a thread, and return its result. For errors see `result`."""
+        return self.result(self.submit(function, *args))
 
     def _current(self) -> tuple[str, float]:
         return (self.number == 1 and _reads.get(self._threads[0].ident or 0)) or self._waits_for
@@ -213,11 +210,8 @@ def _run(tasks: SimpleQueue[Task | None]) -> None:
 
 
 class ReaderProcesses(Readers):
-    """Reader processes, which start at the first read, and again after one was lost or after `close`.
-
-    Args:
-      function: what `submit` calls; sent to each process once.
-      number, read_timeout: as for `Readers`.
+    """Processes that call a function, which each receives once. They start at the first read, and again after one was
+    lost or after `close`.
     """
 
     def __init__(self, function: Callable[..., Any], number: int, read_timeout: float | None):
@@ -225,11 +219,7 @@ class ReaderProcesses(Readers):
         self._function, self._executor = function, None
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Call the function in one of the processes.
-
-        Raises:
-          DataError: it cannot be sent to other processes, or they could not be started.
-        """
+        """Call the function in one of the processes. Raises a DataError if it cannot be sent to them."""
         try:
             return (self._executor or self._start()).submit(_read, *args)
         except BrokenExecutor:  # a process was lost; earlier reads have raised the error
@@ -255,10 +245,9 @@ class ReaderProcesses(Readers):
         self._end, self._extra = weakref.finalize(self, executor.shutdown, wait=False, kill_workers=True), _TO_START
         return executor
 
-    def result(self, read: Future[Any], what: str = "examples", world: World | None = None) -> Any:
-        """Wait for a read; arguments as for `Readers.result`. Raises a DataError if its process was lost."""
+    def result(self, read: Future[Any], what: str = "examples") -> Any:
         try:
-            found = super().result(read, f"{what} from a reader process", world)
+            found = super().result(read, f"{what} from a reader process")
         except RuntimeError as error:
             if type(error).__module__.partition(".")[0] != "loky":
                 raise

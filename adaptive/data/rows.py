@@ -15,10 +15,9 @@ from adaptive.base.errors import DataError
 from adaptive.base.values.arrays import is_array
 from adaptive.base.values.numbers import whole
 from adaptive.base.values.tree_paths import leaf_names
-from adaptive.base.world import World
 
 from .advice import refuse_foreign
-from .example import batch_of, checked, first_taken, joined, random_numbers, taken
+from .example import Functions, batch_of, checked, first_taken, joined, taken
 from .readers import ReaderProcesses, Readers, ReaderThreads, begin_read
 
 _ENDLESS = 2**62  # from this length on, data repeat without end; grain returns 2**63 - 1 for them
@@ -34,10 +33,6 @@ class PositionSpan(NamedTuple):
     start: int
     examples: int
 
-    def positions(self) -> list[tuple[int, int]]:
-        """Return the shard and the position of each example."""
-        return [(self.shard, position) for position in range(self.start, self.start + self.examples)]
-
 
 class Data:
     """Training data; an abstract class.
@@ -48,14 +43,12 @@ class Data:
       in_memory: whether examples are rows of arrays in memory.
       no_epochs: why the epochs of these data are unknown; "" if they are known.
       notes: notes for the user on how the data are read.
-      world: the world whose other processes wait while this one reads; `None` for the current one.
     """
 
     example: Any
     lengths: tuple[int, ...]
     in_memory, no_epochs = False, ""
     notes: tuple[str, ...] = ()
-    world: World | None = None
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -67,30 +60,26 @@ class Data:
         )
 
     def epochs(self, cursors: Sequence[int]) -> tuple[float, int | None]:
-        """Return the number of epochs consumed, as a fraction if their length is known, and that length. Replicated."""
+        """Return the number of epochs consumed, and their length; `None` if it is unknown. Replicated."""
         return sum(cursors) / len(self), len(self)
-
-    def place(self, cursors: Sequence[int]) -> str:
-        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Local."""
-        del cursors
-        return ""
-
-    def go_on(self, cursors: Sequence[int], place: str) -> None:
-        """Resume at the cursors."""
 
     def close(self) -> None:
         """End iterators and reader processes, without waiting for a read. Processes start again on demand."""
 
 
 class Rows(Data):
-    """A data set whose rows the program reads by index; an abstract class."""
+    """A data set that is read by index; an abstract class.
 
-    by_row = False  # whether rows are taken from arrays, without user code
+    Attributes:
+      by_row: whether rows are taken from arrays, without user code.
+    """
+
+    by_row = False
     readers: Readers
 
     @property
     def shards(self) -> Sequence[Rows]:
-        """The data sets of the shard ranges."""
+        """The data sets of the workers, or the one that they share."""
         return (self,)
 
     def rows(self, indices: np.ndarray) -> Any:
@@ -98,15 +87,13 @@ class Rows(Data):
         raise NotImplementedError
 
     def submit(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Future[Any]:
-        """Start to read the examples at these indices, as a batch. The other arguments determine their random numbers;
-        `indices` and `epochs` have shape=(k,).
-        """
+        """Start to read the examples at these indices as a batch; the other arguments are of their random numbers."""
         del epochs, seed, shard
         return self.readers.submit(self.rows, indices)
 
-    def result(self, read: Future[Any], index: int, world: World | None = None) -> Any:
-        """Wait for a batch whose first example has this index; arguments and errors as of `Readers.result`."""
-        return self.readers.result(read, f"example {index} of the data", world)
+    def result(self, read: Future[Any], index: int) -> Any:
+        """Wait for a batch whose first example has this index; see `Readers.result`."""
+        return self.readers.result(read, f"example {index} of the data")
 
     def piece(self, examples: int) -> int:
         """Return the number of examples that a reader reads at a time, of a batch of this many."""
@@ -145,8 +132,7 @@ class SourceRows(Rows):
     def __init__(
         self,
         source: Any,
-        transform: Callable[[Any], Any] | None = None,
-        augment: Callable[[Any, np.random.Generator], Any] | None = None,
+        functions: Functions = Functions(),  # noqa: B008
         num_readers: int = 0,
         num_threads: int = 1,
         read_timeout: float | None = None,
@@ -160,7 +146,7 @@ class SourceRows(Rows):
                 "program repeats the data in every epoch."
             )
         self.lengths, self._processes = (length,), num_readers > 0
-        self._reader, threads = _ExampleReader(source, transform, augment), ReaderThreads(num_threads, read_timeout)
+        self._reader, threads = _ExampleReader(source, functions), ReaderThreads(num_threads, read_timeout)
         self.example = threads.call(self._reader.first)
         self._row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(self.example)))
         self.readers = ReaderProcesses(self._reader.read, num_readers, read_timeout) if num_readers else threads
@@ -191,17 +177,15 @@ class SourceRows(Rows):
 class _ExampleReader:
     """A source with the functions that are applied to each of its examples."""
 
-    def __init__(self, source: Any, transform: Any, augment: Any):
-        self._source, self._transform, self._augment = source, transform, augment
-        self._first: Any = None
+    def __init__(self, source: Any, functions: Functions):
+        self._source, self._functions, self._first = source, functions, None
 
     def first(self) -> Any:
-        """Read example 0, which defines the structure, shapes and dtypes of all."""
+        """Read example 0, which all others must look like."""
         self._first = first_taken(self._item(0, 0, 0, 0), "data[0]")
         return self._first
 
     def read(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Any:
-        """Return examples on the host, as a batch; arguments as for `Rows.submit`."""
         each = indices.tolist()
         items = [self._item(i, epoch, seed, shard) for i, epoch in zip(each, epochs.tolist(), strict=True)]
         return batch_of(items, each, self._first)
@@ -209,15 +193,10 @@ class _ExampleReader:
     def _item(self, index: int, epoch: int, seed: int, shard: int) -> Any:
         begin_read(f"example {index} of the data")
         try:
-            item = self._source[index]
-            if self._transform is not None:
-                item = self._transform(item)
-            if self._augment is not None:
-                item = self._augment(item, random_numbers(index, epoch, seed, shard))
+            return self._functions.applied(self._source[index], index, epoch, seed, shard)
         except Exception as error:
             error.add_note(f"in reading example {index} of the data, a {type(self._source).__name__}")
             raise
-        return item
 
 
 class _RowsOfArrays:
@@ -239,12 +218,9 @@ class Shards(Rows):
         program = ad.Program(driver, state, ad.Shards([data_0, data_1, data_2]), global_batch=96)
 
     Worker i takes its examples from shard i, in a new order for each epoch of the *shard*: each example once per shard
-    epoch, even if batch sizes change. A batch that spans the end of a shard epoch can hold one example twice. The batch
-    size is the number of examples per step, so a worker with a larger batch has more shard epochs. An epoch of the
-    program is as many examples as all shards hold together, over all workers.
-
-    Every process receives all shards and reads those of its own workers. `evaluate` treats the shards, one after
-    another, as one data set.
+    epoch, even if batch sizes change. A worker with a larger batch has more shard epochs. An epoch of the program is as
+    many examples as all shards hold together. Every process receives all shards and reads those of its own workers.
+    `evaluate` treats the shards, one after another, as one data set.
 
     Args:
       data_sets: one data set per worker, in the workers' order: pytrees of arrays, or sources, as for `Program`. The
@@ -276,7 +252,6 @@ class Shards(Rows):
 
     @property
     def shards(self) -> Sequence[Rows]:
-        """The data sets, in the workers' order."""
         return self._shards
 
     def close(self) -> None:
@@ -308,9 +283,7 @@ def from_source(
         program = ad.Program(driver, state, data, global_batch=96)
 
     Each example is used once per epoch, in an order that the program's seed determines, even if workers or batch sizes
-    change. A batch that spans the end of an epoch can hold one example twice, once for each epoch. Use this function to
-    transform examples or to read them by several threads or processes; otherwise `Program(data=…)` takes the same data
-    directly.
+    change. Without functions and readers, pass the data to `Program` directly.
 
     Args:
       data: a pytree of arrays with a row per example, or an object with `len(data)` and `data[i]`.
@@ -320,8 +293,7 @@ def from_source(
       num_readers: number of reader processes for each process of the program; 0 to read in threads. They start on
         demand, without running the script again.
       num_threads: how many threads of each process call `data[i]` and the functions at the same time, on the same
-        objects; 1 by default, because few data sets are written for threads. Arrays without functions are read by row,
-        in one go, whatever it says.
+        objects; 1 by default, because few data sets are written for threads.
       read_timeout: seconds after which one read for a waiting step fails with a DataError; 0 for no limit. A thread
         reads one example at a time, a process some examples of a batch. By default 1.5 times the world's
         `hang_timeout`, and no limit on one process.
@@ -342,7 +314,7 @@ def from_source(
         if map is None and random_map is None:
             return arrays
         data = _RowsOfArrays(data)
-    return SourceRows(data, map, random_map, int(num_readers), int(num_threads), read_timeout)
+    return SourceRows(data, Functions(map, random_map), int(num_readers), int(num_threads), read_timeout)
 
 
 def rows_of(data: Any) -> Rows:

@@ -60,27 +60,20 @@ class Stream:
       cursors: examples taken so far from each shard. Replicated.
       lengths: number of examples of each shard.
       length: number of examples in an epoch; 0 for iterators.
-      in_memory: whether examples are rows of arrays in memory.
       goes_back: whether `go_back` is possible: not for iterators.
     """
 
     def __init__(self, data: Data, *, seed: int, workers: range, beside: bool = True):
         self.seed, self.workers, self.lengths = seed, workers, data.lengths
         self.cursors: Cursors = (0,) * len(data.lengths)
-        self.in_memory, self.goes_back, self.length = data.in_memory, False, 0
-        self._data, self._beside, self._closed = data, beside, False
+        self._data, self._beside, self._closed = data, beside or not data.in_memory, False
         self._ahead: tuple[Cursors, tuple[int, ...], Callable[[], list[Any]]] | None = None
-        if isinstance(data, Rows):
-            self.goes_back, self.length = True, len(data)
-            self._lookahead = Lookahead(data, seed)
-            self._rows, self._order = data.rows, self._lookahead.order.examples
-        elif isinstance(data, IterableData):
-            data.seed = seed
-
-    @property
-    def consumed(self) -> int:
-        """Examples taken so far, over all workers."""
-        return sum(self.cursors)
+        self._examples: Lookahead | IterableData
+        if isinstance(data, IterableData):
+            data.seed, self.goes_back, self.length, self._examples = seed, False, 0, data
+        else:
+            assert isinstance(data, Rows)
+            self.goes_back, self.length, self._examples = True, len(data), Lookahead(data, seed)
 
     @property
     def epoch(self) -> int:
@@ -104,22 +97,16 @@ class Stream:
                 f"{self._data.no_epochs}. Write {instead}, or pass the length= of an epoch to from_iterator."
             )
 
-    def in_words(self) -> tuple[str, ...]:
-        """Return notes for the user on how the data are read."""
-        return self._data.notes
-
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""
         sizes, ahead, self._ahead = tuple(sizes), self._ahead, None
-        if ahead is not None and ahead[0] == self.cursors and ahead[1] == sizes:
-            return self._share(sizes, ahead[2]())
-        if self.in_memory:
-            return self._share(sizes, self._rows_in_memory(self.cursors, sizes, self.workers))
-        return self._share(sizes, self._start(self.cursors, sizes, self.workers)())
+        if ahead is None or ahead[0] != self.cursors or ahead[1] != sizes:
+            return self._share(sizes, self._start(self.cursors, sizes, self.workers)())
+        return self._share(sizes, ahead[2]())
 
     def prefetch(self, sizes: Sequence[int]) -> None:
         """Start to read the share of the step after this one, assuming unchanged batch sizes."""
-        if self._beside or not self.in_memory:
+        if self._beside:
             sizes, after = tuple(sizes), self._after(self.cursors, sizes)
             self._ahead = after, sizes, self._start(after, sizes, self.workers)
 
@@ -151,20 +138,15 @@ class Stream:
         """Start to read what these workers take in the step at the cursors. Returns a function that waits for it, and
         returns a batch for each span; `None` for one without examples.
         """
-        if self.in_memory:
-            found = self._rows_in_memory(cursors, sizes, workers)
-            return lambda: found
-        steps, data = self._spans(cursors, sizes, workers), self._data
-        if isinstance(data, IterableData):
-            return data.start(next(steps), self.cursors, self._after(cursors, sizes))
-        return self._lookahead.start(steps, self.cursors)
-
-    def _rows_in_memory(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> list[Any]:
-        """Return a batch for each span of the step at the cursors. Makes few calls: it is on the path of every step."""
+        data = self._examples
+        if not self._data.in_memory or isinstance(data, IterableData):
+            return data.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
         if len(cursors) > 1:
-            return [self._lookahead.rows(PositionSpan(w, cursors[w], sizes[w])) if sizes[w] else None for w in workers]
-        first, examples = sum(sizes[: workers.start]), sum(sizes[workers.start : workers.stop])
-        return [self._rows(self._order(0, cursors[0] + first, examples)) if examples else None]
+            found = [data.rows(worker, cursors[worker], sizes[worker]) for worker in workers]
+        else:  # in few calls: on the path of every step
+            first = cursors[0] + sum(sizes[: workers.start])
+            found = [data.rows(0, first, sum(sizes[workers.start : workers.stop]))]
+        return found.copy
 
     def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
         """Yield what these workers take in the step at the cursors, and in the steps after it: one span of all of them,
@@ -190,18 +172,17 @@ class Stream:
 
     def indices(self, position: int, count: int, shard: int = 0) -> np.ndarray:
         """Return the indices of the examples at `count` positions of a shard, for data with an index."""
-        return self._lookahead.indices(PositionSpan(shard, position, count))
+        assert isinstance(self._examples, Lookahead)
+        return self._examples.order.examples(shard, position, count) + sum(self.lengths[:shard])
 
     def place(self) -> str:
         """Return the text that, with the cursors, is needed to resume here; "" for data with an index."""
-        return self._data.place(self.cursors)
+        return self._examples.place(self.cursors)
 
     def go_on(self, cursors: Cursors, place: str) -> None:
         """Resume at the cursors of another stream of these data, for which `place()` returned this text."""
         self.go_back(cursors)
-        self._data.go_on(cursors, place)
-        if self.goes_back:
-            self._lookahead.forget()
+        self._examples.go_on(cursors, place)
 
     def go_back(self, cursors: Cursors) -> None:
         """Go back to earlier cursors of this stream."""
@@ -227,18 +208,14 @@ class Lookahead:
         self._collector = ReaderThreads(1, 0)
         self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
 
-    def indices(self, span: PositionSpan) -> np.ndarray:
-        """Return the indices of a span's examples in the whole data set; shape=(span.examples,)."""
-        return self.order.examples(*span) + sum(self._data.lengths[: span.shard])
+    def rows(self, shard: int, start: int, examples: int) -> Any:
+        """Return the examples at positions of a shard in memory; `None` for no examples."""
+        return self._shards[shard].rows(self.order.examples(shard, start, examples)) if examples else None
 
-    def rows(self, span: PositionSpan) -> Any:
-        """Return the examples of a span in memory."""
-        return self._shards[span.shard].rows(self.order.examples(*span))
-
-    def start(self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int]) -> Callable[[], list[Any]]:
-        """Start to read a step's spans, and those of later steps. Returns a function that waits, and returns a batch
-        for each span; `None` for one without examples. Positions before the cursors `committed` are not read again.
-        """
+    def start(
+        self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
+    ) -> Callable[[], list[Any]]:
+        """Start to read a step's spans, and those of later steps; see `IterableData.start`."""
         spans, readers = next(steps), self._data.readers.number
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
         examples = max(1, sum(span.examples for span in spans))
@@ -246,14 +223,15 @@ class Lookahead:
         for step in (spans, *islice(steps, ahead if readers > 1 else 0)):
             for span in step:
                 self._request(span)
-        wait = partial(self._batches, [(span, [self._kept[at] for at in span.positions()]) for span in spans])
+        wanted = [(s, [self._kept[s.shard, s.start + k] for k in range(s.examples)]) for s in spans]
+        wait = partial(self._batches, wanted)
         # What several readers have read is copied into one batch, in a thread beside the step.
         return wait if readers == 1 else partial(self._collector.result, self._collector.submit(wait))
 
     def _request(self, span: PositionSpan) -> None:
         """Start to read the span's examples that are neither kept nor being read."""
         indices, epochs, shard = self.order.examples(*span), self.order.epochs(*span), self._shards[span.shard]
-        missing = [k for k, at in enumerate(span.positions()) if at not in self._kept]
+        missing = [k for k in range(span.examples) if (span.shard, span.start + k) not in self._kept]
         size = shard.piece(span.examples)
         for start in range(0, len(missing), size):
             rows = missing[start : start + size]
@@ -261,20 +239,24 @@ class Lookahead:
             self._kept |= {(span.shard, span.start + k): (read, row) for row, k in enumerate(rows)}
 
     def _batches(self, wanted: Sequence[tuple[PositionSpan, Sequence[Row]]]) -> list[Any]:
+        """Wait for the examples of each span, and return them."""
         return [self._batch(span, rows) if rows else None for span, rows in wanted]
 
     def _batch(self, span: PositionSpan, rows: Sequence[Row]) -> Any:
-        """Wait for the examples of a span, and return them."""
         indices, parts, at, shard = self.order.examples(*span), [], 0, self._shards[span.shard]
         for read, group in groupby(rows, key=itemgetter(0)):
             numbers = [number for _, number in group]
             part = slice(numbers[0], numbers[-1] + 1)  # a read has consecutive rows for consecutive positions
-            batch = shard.result(read, int(indices[at]), self._data.world)
+            batch = shard.result(read, int(indices[at]))
             parts.append(jax.tree.map(lambda leaf, part=part: leaf[part], batch))
             at += len(numbers)
         return joined(parts)
 
-    def forget(self) -> None:
+    def place(self, cursors: Sequence[int]) -> str:
+        """Return "": the cursors suffice."""
+        return ""
+
+    def go_on(self, cursors: Sequence[int], place: str) -> None:
         """Drop all reads, and cancel them."""
         kept, self._kept = self._kept, {}
         for read, _ in kept.values():
@@ -302,5 +284,6 @@ def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None 
     if isinstance(data, Shards) and len(data.lengths) != workers:
         raise DataError(f"Shards of {len(data.lengths)} data sets for {workers} workers. Pass one for each worker.")
     rows = rows_of(data)
-    rows.world = world
+    for shard in rows.shards:
+        shard.readers.world = world
     return rows

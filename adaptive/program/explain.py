@@ -12,7 +12,6 @@ from adaptive.base.process.source_lines import at, name_workers
 from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.data.rows import Data, Shards
-from adaptive.data.stream import Stream
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message, Plan, Segment
 from adaptive.runtime.engine import Engine
@@ -22,7 +21,7 @@ from adaptive.runtime.message import Layout
 from adaptive.runtime.step_plan import bytes_on_device, bytes_per_execution
 
 
-def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream, world: World) -> str:
+def explain(engine: Engine, sizes: BatchSizes, data: Data, world: World) -> str:
     """Return a description of a program's plan, input, kernels and memory, one line each."""
     shards = data.lengths if isinstance(data, Shards) else ()
     bound = engine.kernels.memory
@@ -32,7 +31,7 @@ def explain(engine: Engine, sizes: BatchSizes, data: Data, stream: Stream, world
         [
             explain_plan(engine.plan, engine.layouts, sizes.current, shards, sizes.resizable),
             *_unused_devices(world),
-            *(f"input    {line}" for line in stream.in_words()),
+            *(f"input    {line}" for line in data.notes),
             *([] if bound is None else [f"kernels  {bound.in_words}"]),
             *in_words(memory_needed(engine, data, sizes.current), whose),
         ]

@@ -225,7 +225,7 @@ class Program(Generic[State, Metrics]):
         from .explain import explain
 
         p = self._parts
-        return explain(p.engine, p.sizes, p.data, p.stream, p.world)
+        return explain(p.engine, p.sizes, p.data, p.world)
 
     # --- running ------------------------------------------------------------------------------------------------------
 

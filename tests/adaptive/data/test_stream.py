@@ -82,7 +82,7 @@ def test_every_example_occurs_once_per_epoch_under_any_resizes(course):
     stream = Stream(rows_of(numbered(n)), seed=seed, workers=range(len(plan[0])))
     seen = everything(stream, plan, ahead)
     stream.close()
-    assert stream.consumed == len(seen) == sum(map(sum, plan))
+    assert sum(stream.cursors) == len(seen) == sum(map(sum, plan))
     for epoch in range(0, len(seen), n):
         part = seen[epoch : epoch + n]
         assert len(set(part.tolist())) == len(part)
@@ -215,7 +215,7 @@ def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(str
     for _ in range(2):  # nothing has moved, so it is tried again
         with pytest.raises(OSError, match="cannot be read"):
             stream.take((4,))
-    assert stream.consumed == 4
+    assert sum(stream.cursors) == 4
     data.broken = set()
     assert stream.take((4,)).batches[0]["number"].tolist() == stream.indices(4, 4).tolist()
 
@@ -270,7 +270,7 @@ def test_readers_forget_what_no_step_needs():
     for _ in range(30):
         stream.advance((100,))
         stream.take((100,))
-    assert len(stream._lookahead._kept) <= 3 * 100, "examples of earlier steps are kept"
+    assert len(stream._examples._kept) <= 3 * 100, "examples of earlier steps are kept"
     stream.close()
 
 

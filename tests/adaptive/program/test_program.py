@@ -287,7 +287,7 @@ def test_a_data_error_changes_nothing_and_the_program_continues():
     data = Broken()
     with build(sgd, W, data=data) as program:
         program.step()
-        before, size = program.state, program._parts.stream.consumed
+        before, size = program.state, program._parts.stream.cursors[0]
         program._parts.stream._ahead[2]()  # what is fetched ahead is there before the data break
         data.bad = set(range(24))
         with pytest.raises(OSError, match="is gone") as error:
@@ -297,7 +297,7 @@ def test_a_data_error_changes_nothing_and_the_program_continues():
         middle = program.state
         data.bad = set()
         program.step()
-        assert (program.steps, program._parts.stream.consumed) == (3, size + 12)
+        assert (program.steps, program._parts.stream.cursors[0]) == (3, size + 12)
         after = program.state
     assert not np.array_equal(before, middle)
     with build(sgd, W, data=make_data(24)) as program:
@@ -446,7 +446,7 @@ def test_an_error_is_printed_while_it_waits_to_be_heard(monkeypatch, caplog):
     with build(sgd, W, world=world, data=data) as program:
         program.step()
         data.bad = set(range(24))
-        program._parts.stream._ahead, program._parts.stream._lookahead._kept = None, {}
+        program._parts.stream._ahead, program._parts.stream._examples._kept = None, {}
         monkeypatch.setattr(Twin, "fail", lambda self, *args: over.wait())  # nobody answers
         with pytest.raises(OSError, match="is gone"):
             program.step()

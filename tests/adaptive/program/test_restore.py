@@ -36,7 +36,7 @@ def test_a_checkpoint_of_another_driver_is_refused_and_changes_nothing(driver, s
         with pytest.raises(ad.CheckpointError, match=wrong):
             other.restore(kept)
         assert jax.tree.all(jax.tree.map(lambda a, b: jnp.array_equal(a, jnp.asarray(b)), other.state, start))
-        assert (other.steps, other._parts.stream.consumed) == (0, 0)
+        assert (other.steps, other._parts.stream.cursors[0]) == (0, 0)
 
 
 def edited(*path, to):
