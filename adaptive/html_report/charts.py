@@ -32,20 +32,12 @@ Key = tuple[str, str, str]  # an entry of a legend: name, color, and "area", "so
 
 
 class Chart(NamedTuple):
-    """A chart and its texts.
+    """A chart and its texts."""
 
-    Attributes:
-      name: the key of the chart in the report.
-      title: the heading.
-      says: the content in a sentence, for screen readers and for search.
-      figure: the bokeh figure.
-      key: the legend.
-    """
-
-    name: str
+    name: str  # in the report
     title: str
-    says: str
-    figure: Any
+    says: str  # the content in a sentence, also for screen readers and for search
+    figure: Any  # of bokeh
     key: Sequence[Key] = ()
 
 
@@ -79,8 +71,9 @@ class _Canvas:
         import bokeh.models
         import bokeh.plotting
 
-        self.run, self._new_figure = run, bokeh.plotting.figure
+        self.run = run
         self.models: Any = bokeh.models  # its type hints know only an older API
+        self._new_figure: Any = bokeh.plotting.figure
         self.begins = windows(len(run), POINTS)
         ends = np.append(self.begins[1:], len(run)) - 1
         self._where = {"x": (run.step[self.begins] + run.step[ends]) / 2, "step": run.step[ends]}
@@ -89,12 +82,12 @@ class _Canvas:
         """Return the mean of each point; shape=(points, …)."""
         return mean_in(values, self.begins)
 
-    def figure(self, label: str, low: float = 0.0, high: float = 0.0, **options: Any) -> Any:
-        """Return an empty figure, whose y-axis has this label, and this range if `high` is given."""
+    def figure(self, label: str, low: float, high: float, **options: Any) -> Any:
+        """Return an empty figure, whose y-axis has this label and range."""
         figure: Any = self._new_figure(
             sizing_mode="stretch_width", min_width=240, x_axis_label="step", y_axis_label=label,
-            tools="xbox_zoom,reset,save", active_drag=None, toolbar_location="above", output_backend="canvas",
-            **{"height": 260, **options},
+            y_range=(low, high), tools="xbox_zoom,reset,save", active_drag=None, toolbar_location="above",
+            output_backend="canvas", **{"height": 260, **options},
         )  # fmt: skip
         figure.toolbar.logo, figure.toolbar.autohide = None, True
         figure.background_fill_color = figure.border_fill_color = figure.outline_line_color = None
@@ -106,8 +99,6 @@ class _Canvas:
         if options.get("y_axis_type") == "log":
             figure.yaxis.ticker = self.models.LogTicker(mantissas=[1, 2, 5])
             figure.yaxis.formatter = self.models.PrintfTickFormatter(format="%g")
-        if high > low:
-            figure.y_range = self.models.Range1d(low, high)
         return figure
 
     def source(self, **columns: np.ndarray) -> Any:
@@ -133,7 +124,7 @@ class _Canvas:
         self, name: str, title: str, label: str, series: Mapping[str, np.ndarray], figure: Any = None, says: str = ""
     ) -> Chart:
         """Draw a line for each of a few series; shape=(T,) each."""
-        figure = figure or self.figure(label, high=1.15 * float(max(np.nanmax(v) for v in series.values())))
+        figure = figure or self.figure(label, 0.0, 1.15 * float(max(np.nanmax(v) for v in series.values())))
         source = self.source(**{f"line_{i}": self.mean(values) for i, values in enumerate(series.values())})
         key: list[Key] = [(called, LINES[i % len(LINES)], DASHES[i % 2]) for i, called in enumerate(series)]
         style = {"source": source, "mode": "after", "line_width": 1.8}
@@ -153,7 +144,7 @@ def _seconds_by_step(canvas: _Canvas) -> Chart:
     means = {name: 1e3 * canvas.mean(run.by_step[name]) for name in PARTS if name in run.by_step}
     longest = 1e3 * np.maximum.reduceat(run.seconds, canvas.begins)
     top = max(np.percentile(sum(means.values()), 97), np.percentile(longest, 90), 1e-9)
-    figure = canvas.figure("milliseconds a step", high=1.15 * top)
+    figure = canvas.figure("milliseconds a step", 0.0, 1.15 * top)
     source = canvas.source(**means, longest=longest)
     stacked = {"x": "x", "color": [PARTS[name] for name in means], "source": source}
     figure.vbar_stack([*means], width=0.8, **stacked) if len(run) == 1 else figure.varea_stack([*means], **stacked)

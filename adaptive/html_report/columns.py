@@ -23,24 +23,19 @@ class RequestRow(NamedTuple):
 
 
 class Columns:
-    """One recorded run of T steps and n worker slots; each step has one row, as it was taken last.
+    """One recorded run of T steps and n worker slots: the table of which text, findings and charts are made.
 
-    Args:
-      path: the file that `Program.run(record=…)` writes.
-      run: index of the run, if the file holds several; by default the last.
+    Each step has one row, as it was taken last. Arguments and errors as of `read`.
 
     Attributes:
       record: the columns by name.
       ledger: the seconds of the whole run by cause.
       by_step: the seconds of each step by cause, by name: see `mean_seconds`; shape=(T,) each.
-      step: numbers of the steps; shape=(T,).
-      seconds: duration of each step on the process that recorded it; shape=(T,).
-      elapsed: total seconds in steps, up to the end of each step; shape=(T,).
-      skipped: whether the step was skipped; shape=(T,).
+      step, seconds, skipped: the columns of these names; shape=(T,).
+      elapsed, examples: total seconds in steps, and number of examples, up to the end of each step; shape=(T,).
       sizes: examples of each worker; shape=(T, n).
       resized: the rows whose sizes differ from those of the row before; shape=(c,).
       global_batch: their sum; shape=(T,).
-      examples: total number of examples, up to the end of each step; shape=(T,).
       workers: seconds "input", "computing", "busy" and "waiting" of each worker; shape=(T, n). NaN for an empty slot
         and in steps that are not usual.
       noise: noise scales with their bounds, by name; shape=(T, 3).
@@ -48,10 +43,6 @@ class Columns:
       logged: what `program.log` wrote, by name; NaN in most rows; shape=(T,).
       hyperparameters: by name; shape=(T,), objects for lists.
       requests: all requests, in order.
-
-    Raises:
-      RecordError: the file is not a record, or has no such run, or the run has no steps.
-      OSError: the file cannot be read.
     """
 
     def __init__(self, path: str | Path, run: int = -1):
@@ -73,8 +64,7 @@ class Columns:
         losses_first = sorted(record.metrics, key=lambda name: "loss" not in name)
         self.metrics = {name: record[name] for name in losses_first if name.rpartition(".")[0] not in self.noise}
         self.logged = {name: record[name] for name in record.logged}
-        prefix = "hyperparameter/"
-        self.hyperparameters = {n.removeprefix(prefix): c for n, c in record.items() if n.startswith(prefix)}
+        self.hyperparameters = record.named("hyperparameter/")
         self.requests: list[RequestRow] = []
         for row, (script, decision) in enumerate(zip(record["script"], record["decision"], strict=True)):
             self.requests += [RequestRow(max(row - 1, 0), wish["script"], wish) for wish in script or ()]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-import numpy as np
-
 from adaptive.observe.ledger import CAUSES
 from adaptive.observe.scalars import counted
 
@@ -13,12 +11,12 @@ from .charts import PARTS, charts, embedded
 from .columns import Columns
 from .events import hook_summary, run_events
 from .findings import findings
-from .formatting import duration, number, percent
-from .summary import about, figures
+from .formatting import duration, percent
+from .summary import about, figures, last_values
 
 _FINDINGS = 3
 _LISTED = 200  # changes; more are in the record
-_METRICS = 3  # in the headline
+_METRICS = 3  # of the driver, and logged ones, in the headline
 
 
 def render(run: Columns, name: str) -> str:
@@ -45,7 +43,7 @@ def render(run: Columns, name: str) -> str:
         style=page.joinpath("report.css").read_text("utf-8"),
         title=f"Run of {counted(len(run), 'step')}: {name}",
         lead=f"The run took {duration(run.ledger.wall)}. {percent(run.ledger.goodput)} of it was training.",
-        figures=figures(run) + _last_values(run),
+        figures=figures(run) + [(name, value, "at the end") for name, value in last_values(run, most=_METRICS).items()],
         findings=findings(run)[:_FINDINGS],
         changes=[(f"{run.step[event.row]:,}", float(run.elapsed[event.row]), event) for event in events[:_LISTED]],
         left_out=max(len(events) - _LISTED, 0),
@@ -55,12 +53,3 @@ def render(run: Columns, name: str) -> str:
         meanings=CAUSES,
         about=about(run),
     )
-
-
-def _last_values(run: Columns) -> list[tuple[str, str, str]]:
-    """Return metrics and logged values at the end, as `figures` returns them."""
-    rows = [(name, number(float(v[-1])), "at the end") for name, v in list(run.metrics.items())[:_METRICS]]
-    for name, values in list(run.logged.items())[:_METRICS]:
-        last = int(np.flatnonzero(values == values)[-1:].sum())
-        rows.append((name, number(float(values[last])), f"at step {run.step[last]:,}"))
-    return rows

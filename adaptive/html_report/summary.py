@@ -14,7 +14,7 @@ from .columns import Columns
 from .formatting import duration, number, percent
 
 _NOTABLE = 0.02  # of the time for an example; causes of less are left out
-_AT_THE_END = 0.02  # of the run's steps, over which a metric's median is its value at the end
+_AT_THE_END = 0.02  # of the steps, over which a metric's median is its value at the end
 
 
 def figures(run: Columns) -> list[tuple[str, str, str]]:
@@ -67,8 +67,9 @@ def compare(runs: Sequence[Columns]) -> list[tuple[str, str, str]]:
     """Return what differs between two runs, each with the values of both: key figures, where the time of an example
     goes, metrics after the same number of examples, and what the runs were made with.
     """
+    common = min(int(run.examples[-1]) for run in runs)
     both = [
-        {name: value for name, value, _ in figures(run)} | _causes(run) | _at_the_end(run, runs) | about(run)
+        {name: value for name, value, _ in figures(run)} | _causes(run) | _after(run, common) | about(run)
         for run in runs
     ]
     both[1]["examples a second"] += f", {_rate(runs[1]) / _rate(runs[0]):.2f} times as many"
@@ -83,16 +84,20 @@ def _causes(run: Columns) -> dict[str, str]:
     return {f"{name} of 1,000 examples": duration(seconds) for name, seconds in each.items()}
 
 
-def _at_the_end(run: Columns, runs: Sequence[Columns]) -> dict[str, str]:
-    """Return metrics, and the time in steps, after as many examples as the shorter run has."""
-    common = min(int(other.examples[-1]) for other in runs)
-    end = min(int(np.searchsorted(run.examples, common)), len(run) - 1)
-    many = max(1, int(_AT_THE_END * min(map(len, runs))))
-    after = f"after {counted(common, 'example')}"
-    found = {f"time {after}": duration(float(run.elapsed[end]))}
-    for name, values in (run.metrics | run.logged).items():
-        known = values[: end + 1] if name in run.logged else values[max(0, end + 1 - many) : end + 1]
-        known = known[known == known][-1 if name in run.logged else 0 :]
+def _after(run: Columns, examples: int) -> dict[str, str]:
+    """Return the time in steps, metrics and logged values after so many examples."""
+    end = min(int(np.searchsorted(run.examples, examples)), len(run) - 1)
+    found = {"time": duration(float(run.elapsed[end]))} | last_values(run, end + 1)
+    return {f"{name} after {counted(examples, 'example')}": value for name, value in found.items()}
+
+
+def last_values(run: Columns, end: int | None = None, most: int | None = None) -> dict[str, str]:
+    """Return the first metrics before row `end`, each the median of the last steps, and the last logged values."""
+    end, found = len(run) if end is None else end, {}
+    for name, values in [*run.metrics.items()][:most] + [*run.logged.items()][:most]:
+        is_logged = name in run.logged
+        known = values[0 if is_logged else end - max(1, int(_AT_THE_END * end)) : end]
+        known = known[known == known][-1 if is_logged else 0 :]
         median = np.quantile(known, 0.5, method="lower") if len(known) else np.nan  # of infinities, too
-        found[f"{name} {after}"] = number(float(median))
+        found[name] = number(float(median))
     return found

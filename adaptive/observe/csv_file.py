@@ -6,16 +6,15 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 
 from .events import StepEvent
-from .line_file import LineFile
+from .line_file import LineSink
 from .scalars import describe, noise_names, scalars
 
 _log = logging.getLogger("adaptive")
 
 
-class CSV:
+class CSV(LineSink):
     """A sink that appends a row for each step: its number, all its scalars, what happened in it, and the run's id.
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
@@ -31,10 +30,10 @@ class CSV:
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] = ()):
-        self._path, self._later = Path(path), columns
+        super().__init__(path)
+        self._later = columns
         self._columns: list[str] = []
         self._left_out: set[str] = set()
-        self._file: LineFile | None = None
 
     def write(self, event: StepEvent) -> None:
         """Append a row."""
@@ -44,33 +43,19 @@ class CSV:
             row.setdefault(name, "")
         row |= {"notes": _unquoted("; ".join(describe(event))), "run_id": event.run_id}
         if self._file is None:
-            self._open(list(row))
-        assert self._file is not None
+            if self._open():
+                with self._path.open(encoding="utf-8") as lines:
+                    self._columns = lines.readline().rstrip("\n").split(",")
+            else:
+                self._columns = [*row]
+                self._append(",".join(row))
         if new := row.keys() - self._columns - self._left_out:
             self._left_out |= new
             _log.warning(
                 "%s has no column for %s. In a new file, name it beforehand:  ad.log.CSV(path, columns=%s)",
                 *(self._path, ", ".join(sorted(new)), sorted(new)),
             )
-        self._file.write(",".join(str(row.get(name, "")) for name in self._columns))
-
-    def _open(self, columns: list[str]) -> None:
-        self._file = LineFile(self._path)
-        if self._file.empty:
-            self._columns = columns
-            self._file.write(",".join(columns))
-        else:
-            with self._path.open(encoding="utf-8") as lines:
-                self._columns = lines.readline().rstrip("\n").split(",")
-
-    def close(self) -> None:
-        """Close the file; a later run adds rows to it."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def __repr__(self) -> str:
-        return f"CSV({str(self._path)!r})"
+        self._append(",".join(str(row.get(name, "")) for name in self._columns))
 
 
 @lru_cache(maxsize=1024)

@@ -30,7 +30,6 @@ from adaptive.control.hooks import Hooks
 from adaptive.control.membership import Membership, Numbers
 from adaptive.control.requests import Request
 
-from .origin import RunOrigin
 from .report import Report
 
 _log = logging.getLogger("adaptive")
@@ -41,12 +40,12 @@ class HookValues:
     """The values that one hook received in a step.
 
     Attributes:
-      name: the hook's name, after its index in the driver: "0/adapt_batch_size". Replicated.
-      every: the hook runs at each step whose number is a multiple of this. Replicated.
+      name: the hook's name, after its index in the driver: "0/adapt_batch_size".
+      every: the hook runs at each step whose number is a multiple of this.
       names: names of the leaves, such as "noise.scale", from the parameters of the function or of the policy.
-        Replicated.
       why: why the hook asked for nothing when it was due last; "" if it asked for something, or does not say it.
-        Replicated.
+
+    All of them are replicated.
     """
 
     name: str
@@ -111,7 +110,7 @@ class StepEvent:
       at: when the step ended, in seconds since 1970, by this host's clock; 0 if unknown. Local.
       between: seconds between this step and the previous event, or the building of the program, by what was done:
         "script" (the script's own code), "evaluating", "saving", "restoring", and names of the breakdown. Local.
-      origin: where the steps come from; in the first event of a program only. Local.
+      origin: process, hosts, versions and settings; in the first event of a program only. Local.
       logged: what `program.log` and `program.evaluate(log=…)` added after this step, by name. Sinks get the step once
         more with it. Local.
     """
@@ -130,7 +129,7 @@ class StepEvent:
     restored: bool = False
     at: float = 0.0
     between: Mapping[str, float] = field(default_factory=dict)
-    origin: RunOrigin | None = None
+    origin: Mapping[str, Any] | None = None
     logged: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -195,7 +194,6 @@ class Subscription:
 
     def __init__(self, listeners: Listeners, listener: Listener):
         self._listeners, self.listener = listeners, listener
-        self.reads_later = getattr(listener, "reads_later", False)
 
     def close(self) -> None:
         """Stop calling the listener."""
@@ -236,9 +234,8 @@ class Listeners:
 
     def add(self, listener: Listener) -> Subscription:
         """Call a listener after each step from now on."""
-        new = Subscription(self, listener)
-        self._set((*self._all, new))
-        return new
+        self._set((*self._all, Subscription(self, listener)))
+        return self._all[-1]
 
     def remove(self, subscription: Subscription) -> None:
         """Do not call its listener any more."""
@@ -246,14 +243,10 @@ class Listeners:
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
         self._all, self.any = subscriptions, bool(subscriptions) and not self._suspended
-        self.waits = self.any and not all(each.reads_later for each in subscriptions)
+        self.waits = self.any and not all(getattr(each.listener, "reads_later", False) for each in subscriptions)
 
     def notify(self, event: StepEvent) -> list[str]:
-        """Call all listeners.
-
-        Returns:
-          Notes on listeners that failed and are disabled.
-        """
+        """Call all listeners. Returns notes on those that failed and are disabled."""
         notes = []
         for subscription in self._all:
             try:

@@ -43,25 +43,15 @@ _NAMES = {"compiling": "tracing and compiling", "saving": "checkpoints", "restor
 
 
 class Ledger(NamedTuple):
-    """Seconds of a run by cause, and counts.
-
-    Attributes:
-      seconds: seconds by cause (`CAUSES`); they add up to the time from the run's beginning to its last recorded step.
-      steps: the number of steps that count.
-      starts: the number of processes that recorded.
-      restores: the number of restores.
-      repeated: the number of steps that were taken again.
-      examples_lost: the number of examples in them.
-      losses: the number of steps in which workers were lost, including steps that were taken again.
-    """
+    """Seconds of a run by cause (`CAUSES`), which add up to the time until its last recorded step; and counts."""
 
     seconds: dict[str, float]
-    steps: int
-    starts: int
+    steps: int  # that count
+    starts: int  # processes that recorded
     restores: int
-    repeated: int
-    examples_lost: int
-    losses: int
+    repeated: int  # steps that were taken again
+    examples_lost: int  # in them
+    losses: int  # steps in which workers were lost, including steps that were taken again
 
     @property
     def wall(self) -> float:
@@ -70,7 +60,7 @@ class Ledger(NamedTuple):
 
     @property
     def goodput(self) -> float:
-        """The share of computing and exchanging in them; NaN for a run that took no time."""
+        """The share of computing and exchanging in `wall`; NaN for a run that took no time."""
         return sum(self.seconds[cause] for cause in PRODUCTIVE) / self.wall if self.wall else float("nan")
 
     def by_rank(self) -> list[tuple[str, float]]:
@@ -106,13 +96,12 @@ def ledger_of(steps: Record) -> Ledger:
     """Return the ledger of all executed steps of a run: `read(path, discarded=True)`."""
     causes = [_NAMES.get(name, name) for name in steps.header["breakdown"]]
     parts = np.stack([*mean_seconds(steps).values()], 1)
-    between = {name: np.nan_to_num(column) for name, column in steps.items() if name.startswith("between/")}
+    between = {name: np.nan_to_num(column) for name, column in steps.named("between/").items()}
     known = parts.sum(1) + sum(between.values(), np.zeros(len(parts)))
     seconds = dict.fromkeys(CAUSES, 0.0)
     _add_wall(steps, known, seconds)
     for name, column in between.items():
-        what = name.partition("/")[2]
-        cause = _NAMES.get(what, what)
+        cause = _NAMES.get(name, name)
         # Other parts, as of steps that were not recorded, are the script's.
         seconds[cause if cause in ("evaluating", "waiting", *_NAMES.values()) else "script"] += float(column.sum())
     discarded, skipped = steps["discarded"], steps["skipped"] & ~steps["discarded"]

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-_PACKAGES = ("adaptive-dataflow", "jax", "jaxlib", "numpy")
 
+def run_origin(build: float, hosts: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the origin of a program that is built now, for the record: when the process started, and when the program
+    began to be built and was built, in seconds since 1970 by this host's clock; hosts, settings, versions, command.
 
-@dataclass(frozen=True)
-class RunOrigin:
-    """The process that takes the steps of a run, for the record. Times are in seconds since 1970, by this host's clock.
-
-    Attributes:
-      process: when the process started. Local.
-      build: when the building of the program began. Local.
-      built: when the program was built. Local.
+    Args:
+      build: when the building of the program began.
       hosts: names of the hosts of all processes, in the order of their first rank. Replicated.
       settings: the arguments of `Program` that are numbers or texts, by name. Replicated.
     """
-
-    process: float
-    build: float
-    built: float
-    hosts: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def fields(self) -> dict[str, Any]:
-        """Return all of it as JSON has it, with the versions of Python and libraries and the command line."""
-        versions = {"python": platform.python_version()}
-        for name in _PACKAGES:
-            with suppress(PackageNotFoundError):
-                versions[name] = version(name)
-        return {
-            "process": round(self.process, 3),
-            "build": round(self.build, 6),
-            "built": round(self.built, 6),
-            "hosts": list(self.hosts),
-            "settings": dict(self.settings),
-            "versions": versions,
-            "command": list(sys.argv),
-        }
-
-
-def process_started() -> float:
-    """Return when this process started, in seconds since 1970."""
     import psutil
 
-    return float(psutil.Process().create_time())
+    times = {"process": psutil.Process().create_time(), "build": build, "built": time.time()}
+    origin = {name: round(at, 6) for name, at in times.items()}
+    return origin | {"hosts": [*hosts], "settings": {**settings}, "versions": _versions(), "command": [*sys.argv]}
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("adaptive-dataflow", "jax", "jaxlib", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

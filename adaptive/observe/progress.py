@@ -36,35 +36,18 @@ _LINES = 10  # examples per second are averaged over so many lines
 
 
 class Course(NamedTuple):
-    """A run that is about to start.
+    """A run that is about to start."""
 
-    Attributes:
-      name: the driver's name.
-      batch_sizes: batch sizes of the first step.
-      examples: number of examples in the data set.
-      epochs: the epoch at whose end the run ends; `None` if epochs do not limit it.
-      steps: the step at which the run ends; `None` if steps do not limit it.
-      compiles: whether XLA programs are compiled before the first step.
-    """
-
-    name: str
-    batch_sizes: tuple[int, ...]
-    examples: int
-    epochs: int | None
-    steps: int | None
-    compiles: bool
+    name: str  # of the driver
+    batch_sizes: tuple[int, ...]  # of the first step
+    examples: int  # in the data set
+    epochs: int | None  # the epoch at whose end the run ends; `None` if epochs do not limit it
+    steps: int | None  # the step at which the run ends; `None` if steps do not limit it
+    compiles: bool  # whether XLA programs are compiled before the first step
 
 
 class Progress:
-    """A listener that shows the progress of a run, on rank 0.
-
-    Args:
-      course: the run.
-      world: the program's world.
-      activity: what the training thread is doing.
-      kernels: the state of compilation.
-      console: where to print; by default stderr.
-    """
+    """A listener that shows the progress of a run, on rank 0; by default on stderr."""
 
     reads_later = True  # see `Listeners`
 
@@ -174,10 +157,10 @@ class Progress:
         return "  ".join([*self._figures(event, rate), *([waits] if waits else [])])
 
     def _figures(self, event: StepEvent, rate: float) -> list[str]:
-        report, course, limit = event.report, self._course, "/{}".format
+        report, course = event.report, self._course
         return [
-            f"epoch {event.epoch:.1f}{limit(course.epochs) if course.epochs else ''}",
-            f"step {report.step}{limit(course.steps) if course.steps else ''}",
+            f"epoch {event.epoch:.1f}{f'/{course.epochs}' if course.epochs else ''}",
+            f"step {report.step}{f'/{course.steps}' if course.steps else ''}",
             *_metrics_in_short(event),
             *_in_short(self._logged),
             f"{rate:,.0f} examples/s",
@@ -199,8 +182,8 @@ class Progress:
 
     def _summary(self, error: BaseException | None) -> list[str]:
         event, seconds = self._last, time.monotonic() - self._began
-        ended_well = error is None or isinstance(error, GeneratorExit)
-        how = f"{self._course.name} ended{'' if ended_well else f' by {type(error).__name__}'}"
+        by = "" if error is None or isinstance(error, GeneratorExit) else f" by {type(error).__name__}"
+        how = f"{self._course.name} ended{by}"
         if event is None:
             return [f"{how} before its first step, after {seconds:.1f} s"]
         again = f" ({self._again:,} of them again, after a restore)" if self._again else ""
@@ -233,7 +216,7 @@ def _in_short(values: Mapping[str, float]) -> list[str]:
 def _noise_in_short(event: StepEvent) -> list[str]:
     """Format the noise scale with its bounds, if there is one: "noise 54.6 [41.2, 180]"."""
     noise = noise_of(event)
-    if noise is None:
+    if noise is None or noise.scale != noise.scale:
         return []
     scale, lower, upper = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in noise)
     return [f"noise {scale}" if noise.lower != noise.lower else f"noise {scale} [{lower}, {upper}]"]

@@ -48,12 +48,10 @@ class RecordedRun(NamedTuple):
 
 
 class _Lines(NamedTuple):
-    """The lines of one run: its headers, and for each step line its number, offset, step, and whether a restore came
-    before it.
-    """
+    """The lines of one run."""
 
     headers: list[dict[str, Any]]
-    steps: list[tuple[int, int, int, bool]]
+    steps: list[tuple[int, int, int, bool]]  # number of the line, offset, step, and whether a restore came before it
 
     def executed(self) -> dict[str, np.ndarray]:
         """Return a row for each time that a step was taken, in order: "number" and "offset" of its line; "discarded",
@@ -136,10 +134,10 @@ def _header(place: str, text: bytes) -> dict[str, Any] | None:
     try:
         header = json.loads(text)
     except ValueError:
-        if text[:1] != b"{":
-            raise RecordError(f"{place}: not a line of a record. Is this a recorded run?") from None
-        _cut(place)
-        return None
+        if text[:1] == b"{":
+            _cut(place)
+            return None
+        header = None
     if not isinstance(header, dict) or header.get("kind") not in ("header", "step"):
         raise RecordError(f"{place}: not a line of a record. Is this a recorded run?")
     if header.get("version") != VERSION:
@@ -164,10 +162,7 @@ def _steps(
             except ValueError:
                 _cut(f"{path}:{number}")
                 continue
-            try:
-                _complete(fields, workers)
-            except (KeyError, TypeError) as error:
-                raise RecordError(f"{path}:{number}: a step without {error}.") from error
+            _complete(fields, workers)
             yield number, fields
 
 
@@ -213,6 +208,10 @@ class Record(dict[str, np.ndarray]):
     def of_workers(self, name: str) -> np.ndarray:
         """Return the columns `name/0`, `name/1`, … as one array; shape=(steps, workers)."""
         return np.stack([self[f"{name}/{slot}"] for slot in range(self.header["workers"])], axis=1)
+
+    def named(self, prefix: str) -> dict[str, np.ndarray]:
+        """Return the columns whose names begin with a prefix, by the rest of their names."""
+        return {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
 
     def where(self, rows: np.ndarray) -> Record:
         """Return the rows that a boolean array selects."""
@@ -264,10 +263,8 @@ def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False
                 blocks.append(_block(header, rows, names))
                 rows = []
         blocks += [_block(header, rows, names)] if rows else []
-    except KeyError as error:
-        raise RecordError(f"{path}: a step without {error}.") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise RecordError(f"{path}: its steps are inconsistent: {error}.") from error
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise RecordError(f"{path}: its steps are inconsistent: {error!r}.") from error
     if not blocks:
         raise RecordError(f"{path}: the run has no steps. Was it stopped before its first one was done?")
     columns = _joined(blocks)

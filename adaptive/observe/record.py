@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,11 @@ import numpy as np
 from adaptive.base.activity import Breakdown
 
 from .events import StepEvent
-from .line_file import LineFile
+from .line_file import LineSink
 from .reader import VERSION
 
 
-class JSONL:
+class JSONL(LineSink):
     """A sink that writes a line of JSON for each step, and a header before the first: the record of a run.
 
         program.run(epochs=10, log=[ad.log.JSONL("run.jsonl")])
@@ -34,29 +33,20 @@ class JSONL:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self._path = Path(path)
-        self._file: LineFile | None = None
+        super().__init__(path)
         self._run_id = ""
         self._why: dict[str, str] = {}  # by hook, as written last
 
     def write(self, event: StepEvent) -> None:
         """Add a line."""
         if self._file is None or event.run_id != self._run_id:
-            self._file = self._file or LineFile(self._path)
+            if self._file is None:
+                self._open()
             self._run_id, self._why = event.run_id, {}
-            self._file.write(_encode(_header(event)))
+            self._append(_encode(_header(event)))
         why = {hook.name: hook.why for hook in event.hooks if hook.why != self._why.get(hook.name, "")}
         self._why |= why
-        self._file.write(_encode(_step(event) | ({"why": why} if why else {})))
-
-    def close(self) -> None:
-        """Close the file; a later run adds lines to it."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def __repr__(self) -> str:
-        return f"JSONL({str(self._path)!r})"
+        self._append(_encode(_step(event) | ({"why": why} if why else {})))
 
 
 def _header(event: StepEvent) -> dict[str, Any]:
@@ -79,7 +69,7 @@ def _header(event: StepEvent) -> dict[str, Any]:
 
 
 def _step(event: StepEvent) -> dict[str, Any]:
-    report, decision, asked, origin = event.report, event.report.decision, event.asked, event.origin
+    report, decision, asked = event.report, event.report.decision, event.asked
     sizes, members = list(report.batch_sizes), list(report.members)
     targets = {"global_batch": asked.global_batch, "workers": list(asked.workers)}
     line = {
@@ -125,7 +115,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "logged": {name: _plain(value) for name, value in event.logged.items()},
         "at": round(event.at, 6),
         "between": {name: round(s, 6) for name, s in event.between.items()},
-        "origin": None if origin is None else origin.fields(),
+        "origin": event.origin,
     }
     return line | {name: value for name, value in others.items() if value}
 

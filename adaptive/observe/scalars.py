@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,28 +25,26 @@ class Noise(NamedTuple):
 
 
 def noise_of(event: StepEvent) -> Noise | None:
-    """Return the first noise scale among the hooks' values or the metrics, or `None`.
+    """Return the first noise scale among the hooks' values or the metrics; `None` if there is none.
 
     A value with the fields `scale`, `lower` and `upper` is a noise scale.
     """
     for hook in event.hooks:
         places = _bounded(hook.names)
         if places is not None:
-            found = hook.leaves(places)
-            return Noise(*[float(leaf.item()) for leaf in found]) if found else None
+            return Noise(*[float(leaf.item()) for leaf in hook.leaves(places)] or [math.nan] * 3)
     scalars = event.scalars
     names = tuple(scalars)
     places = _bounded(names)
     if places is not None:
         return Noise(*[scalars[names[place]] for place in places])
     name = next((name for name in names if name in ("noise", "noise_scale") or name.endswith("noise.scale")), None)
-    return None if name is None else Noise(scalars[name], float("nan"), float("nan"))
+    return None if name is None else Noise(scalars[name], math.nan, math.nan)
 
 
 def noise_names(event: StepEvent) -> tuple[str, ...]:
     """Return the names of the scalars of a noise scale, if the hooks or metrics have one, known or not yet."""
-    there = noise_of(event) is not None or any(_bounded(hook.names) is not None for hook in event.hooks)
-    return tuple(f"noise/{field}" for field in _BOUNDED) if there else ()
+    return () if noise_of(event) is None else tuple(f"noise/{field}" for field in _BOUNDED)
 
 
 @lru_cache(maxsize=64)
@@ -68,24 +67,20 @@ def scalars(event: StepEvent) -> dict[str, float]:
     noise scale; and what `program.log` and `program.evaluate(log=…)` added to this step.
     """
     report = event.report
-    found = dict(event.scalars)
-    found.update(
-        {
-            "epoch": event.epoch,
-            "examples": report.examples,
-            "seconds": report.seconds,
-            "examples_per_second": report.examples_per_second,
-            "global_batch": report.global_batch,
-            "workers": len(report.members),
-        }
-    )
+    found = event.scalars | {
+        "epoch": event.epoch,
+        "examples": report.examples,
+        "seconds": report.seconds,
+        "examples_per_second": report.examples_per_second,
+        "global_batch": report.global_batch,
+        "workers": len(report.members),
+    }
     found.update(zip(_worker_slots(len(report.batch_sizes)), report.batch_sizes, strict=True))
     found.update(zip(_PARTS, report.breakdown, strict=True))
     single = {name: value for name, value in report.hyperparameters.items() if not isinstance(value, list)}
     found.update((f"hyperparameter/{name}", value) for name, value in single.items())
-    noise = noise_of(event)
-    if noise is not None:
-        found.update((f"noise/{field}", value) for field, value in zip(_BOUNDED, noise, strict=True) if value == value)
+    noise = noise_of(event) or ()
+    found.update((f"noise/{name}", value) for name, value in zip(_BOUNDED, noise, strict=False) if value == value)
     return {**found, **event.logged}
 
 

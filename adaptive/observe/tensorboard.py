@@ -32,27 +32,24 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int = 1):
-        self._folder, self._every = Path(folder), every
-        self._tools()
-        self._writer: Any = None
-
-    def _tools(self) -> Any:
-        """Return the writer of single events, and what they are made of. `SummaryWriter` would pickle each scalar to a
-        thread of its own, and lose its queue in a kill.
-        """
         try:
-            from tensorboardX import event_file_writer, summary
-            from tensorboardX.proto import event_pb2, summary_pb2
+            import tensorboardX  # noqa: F401
         except ImportError as error:
             raise DriverError(
                 'ad.log.TensorBoard needs tensorboardX:  pip install "adaptive-dataflow[tensorboard]"'
             ) from error
-        return event_file_writer.EventsWriter, event_pb2, summary_pb2.Summary, summary.text
+        self._folder, self._every = Path(folder), every
+        self._writer: Any = None
 
     def write(self, event: StepEvent) -> None:
         """Add a point to each curve, and decisions, joins, losses and notes as text."""
-        events_writer, events, summary_of, text = self._tools()
-        step, now = event.report.step, time.time()
+        # Single events: `SummaryWriter` would pickle each scalar to a thread of its own, and lose its queue in a kill.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import text
+
+        at: dict[str, Any] = {"wall_time": time.time(), "step": event.report.step}
         repeats, values, notes = event.restored, scalars(event), describe(event)
         if event.logged and self._writer is not None:  # the step's own values are there
             values, notes = dict(event.logged), []
@@ -62,16 +59,14 @@ class TensorBoard:
             repeats = any(file.name.endswith(f".{event.run_id}") for file in self._folder.iterdir())
             # TensorBoard reads the files by name, so names are ordered by time.
             suffix = f".{time.time_ns()}.{os.getpid()}.{event.run_id}"
-            self._writer = events_writer(str(self._folder / "events"), suffix)
+            self._writer = EventsWriter(str(self._folder / "events"), suffix)
         if repeats:  # TensorBoard purges the steps from this one on
-            start = events.SessionLog(status=events.SessionLog.START)
-            self._writer.write_event(events.Event(wall_time=now, step=step, session_log=start))
-        if step % self._every == 0 or event.report.epoch_ended or event.logged:
-            points = [summary_of.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._writer.write_event(events.Event(wall_time=now, step=step, summary=summary_of(value=points)))
+            self._writer.write_event(Event(session_log=SessionLog(status=SessionLog.START), **at))
+        if event.report.step % self._every == 0 or event.report.epoch_ended or event.logged:
+            points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._writer.write_event(Event(summary=Summary(value=points), **at))
         if notes:
-            lines = text("notes", "\n\n".join(notes))
-            self._writer.write_event(events.Event(wall_time=now, step=step, summary=lines))
+            self._writer.write_event(Event(summary=text("notes", "\n\n".join(notes)), **at))
 
     def flush(self) -> None:
         """Pass what was written to the operating system, so that it survives this process."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from adaptive.base.errors import DriverError
 
 from .events import StepEvent
 from .scalars import describe, scalars
-
-_OWN_POINT = ("resume_from", "fork_from")  # W&B does not accept `resume` together with these
 
 
 class WandB:
@@ -43,16 +40,16 @@ class WandB:
         self._run: Any = None
         self._defined: set[str] = set()  # scalars whose x axis is defined
         if run is None:
-            _wandb()
+            try:
+                import wandb  # noqa: F401
+            except ImportError as error:
+                raise DriverError('ad.log.WandB needs wandb:  pip install "adaptive-dataflow[wandb]"') from error
 
     def write(self, event: StepEvent) -> None:
         """Log a step."""
+        logged = event.logged if self._run is not None else {}  # the step's own values are there
         if self._run is None:
-            self._run = self._given if self._given is not None else _wandb().init(**self._options(event.run_id))
-            self._defined.clear()
-            logged: Mapping[str, float] = {}
-        else:
-            logged = event.logged  # the step's own values are there
+            self._run, self._defined = self._given or self._begin(event.run_id), set()
         row: dict[str, Any] = dict(logged or scalars(event))
         if event.restored:
             row["restored_after"] = event.report.step - 1
@@ -63,16 +60,15 @@ class WandB:
         self._defined.update(row)
         self._run.log({"step": event.report.step, **row})
 
-    def _options(self, run_id: str) -> dict[str, Any]:
-        """Return the arguments of `wandb.init`, which resumes the run if it exists."""
-        if any(name in self._init for name in _OWN_POINT) or self._init.get("resume") in ("auto", True):
-            return self._init
-        own: dict[str, Any] = {}
-        if "WANDB_RUN_ID" not in os.environ:
-            own["id"] = run_id
-        if "WANDB_RESUME" not in os.environ:
-            own["resume"] = "allow"
-        return {**own, **self._init}
+    def _begin(self, run_id: str) -> Any:
+        """Begin a W&B run, or resume it if it exists."""
+        import wandb
+
+        own = {"WANDB_RUN_ID": ("id", run_id), "WANDB_RESUME": ("resume", "allow")}
+        # W&B does not accept `resume` together with these.
+        if {"resume_from", "fork_from"} & self._init.keys() or self._init.get("resume") in ("auto", True):
+            own = {}
+        return wandb.init(**dict(own[name] for name in own.keys() - os.environ.keys()) | self._init)
 
     def close(self) -> None:
         """Finish the run, if the sink started it."""
@@ -82,11 +78,3 @@ class WandB:
 
     def __repr__(self) -> str:
         return "WandB()"
-
-
-def _wandb() -> Any:
-    try:
-        import wandb
-    except ImportError as error:
-        raise DriverError('ad.log.WandB needs wandb:  pip install "adaptive-dataflow[wandb]"') from error
-    return wandb

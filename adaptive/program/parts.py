@@ -34,7 +34,7 @@ from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.observe.events import Listeners
-from adaptive.observe.origin import RunOrigin, process_started
+from adaptive.observe.origin import run_origin
 from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
@@ -87,7 +87,7 @@ class RunState:
     under_way: bool = False
     restored: bool = False
     compiled: bool = False
-    origin: RunOrigin | None = None
+    origin: dict[str, Any] | None = None
     checkpointer: RunCheckpointer | None = None
     progress: Progress | None = None
     sinks: SinkThread | None = None
@@ -193,7 +193,7 @@ class ProgramParts:
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)
         self._prepare_reports(options)
-        self.run.origin = RunOrigin(process_started(), began, time.time(), machines.host_names, settings)
+        self.run.origin = run_origin(began, machines.host_names, settings)
         self.activity.turn(BETWEEN)
         self.activity.between()  # discards the time until here, which `origin` has
 

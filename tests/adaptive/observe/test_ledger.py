@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 import adaptive as ad
@@ -188,6 +191,9 @@ def test_a_run_in_two_parts_is_accounted_for_within_a_hundredth(tmp_path):
     seconds = ledger.seconds
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     origin, last = next(line["origin"] for line in lines if "origin" in line), lines[-1]["at"]
+    assert origin["process"] == pytest.approx(psutil.Process().create_time(), abs=1e-3)
+    assert (origin["command"], origin["versions"]["jax"]) == (sys.argv, jax.__version__)
+    assert (len(origin["hosts"]), origin["settings"]["batch sizes"]) == (1, [8])
     assert ledger.wall == pytest.approx(last - origin["process"], abs=1e-3)
     assert sum(seconds.values()) == pytest.approx(ledger.wall)
     assert abs(seconds["unaccounted"]) < 0.01 * (last - origin["build"])
