@@ -252,6 +252,7 @@ class Shards(Rows):
 
     @property
     def shards(self) -> Sequence[Rows]:
+        """The data sets, in the workers' order."""
         return self._shards
 
     def close(self) -> None:
