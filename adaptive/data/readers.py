@@ -246,6 +246,7 @@ class ReaderProcesses(Readers):
         return executor
 
     def result(self, read: Future[Any], what: str = "examples") -> Any:
+        """Wait for a read. Raises a DataError as `Readers.result`, or if its process was lost."""
         try:
             found = super().result(read, f"{what} from a reader process")
         except RuntimeError as error:
