@@ -34,6 +34,7 @@ if STARTED in os.environ:  # temporary folders of its own: pytest deletes old on
     os.environ["PYTEST_DEBUG_TEMPROOT"] = _folders = tempfile.mkdtemp(prefix="adaptive-tests-")
     atexit.register(shutil.rmtree, _folders, ignore_errors=True)
 
+compilations.share_contexts()
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
 jaxrun.join()  # where one of its processes runs this suite
 # A sum of (n,) and (n, 1) is most often a bug, and so is one of an int and a float. What optax and flax compute inside

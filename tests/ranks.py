@@ -67,7 +67,9 @@ class _Jobs:
     def __init__(self) -> None:
         self.is_first = JOBS not in os.environ
         if self.is_first:  # the processes of pytest-xdist inherit it
-            os.environ[JOBS] = tempfile.mkdtemp(prefix="adaptive-jobs-")
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps its own for a look
+            # Ranks that are killed leave their temporary files, so all processes of the session have theirs here.
+            os.environ[JOBS] = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="adaptive-jobs-")
         self.folder = Path(os.environ[JOBS])
         self.threads: list[threading.Thread] = []  # that wait for the jobs which this process has started
 
