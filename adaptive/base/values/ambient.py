@@ -148,17 +148,8 @@ def without_debug_checks(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _has_debug_checks() -> bool:
-    config, allowed = jax.config, (None, "allow")
-    return (
-        config.jax_debug_nans
-        or config.jax_debug_infs
-        or config.jax_disable_jit
-        or config.jax_transfer_guard not in allowed
-        or config.jax_transfer_guard_host_to_device not in allowed
-        or config.jax_transfer_guard_device_to_host not in allowed
-        or config.jax_transfer_guard_device_to_device not in allowed
-        or not jax.sharding.get_abstract_mesh().empty
-    )
+    asked = any(getattr(jax.config, name) not in (None, wanted) for name, (wanted, _) in _DEBUG_CHECKS.items())
+    return asked or not jax.sharding.get_abstract_mesh().empty
 
 
 @contextmanager

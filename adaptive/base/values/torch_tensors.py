@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -30,33 +31,17 @@ def numpy_of_tensor(tensor: Any) -> np.ndarray:
     Tensors that require gradients are detached; those on another device are copied from it.
 
     Raises:
-      ValueError: the tensor is sparse, nested, quantized or without memory, or numpy lacks its dtype. The message
-        continues a sentence whose subject is the tensor.
+      ValueError: the tensor has no numbers in memory (sparse, nested, on the device "meta"), or numpy lacks its dtype.
+        The message continues a sentence whose subject is the tensor.
     """
-    try:
+    with suppress(TypeError, RuntimeError):
         return tensor.numpy()
-    except (TypeError, RuntimeError):
-        _refuse_without_numbers(tensor)
     name = str(tensor.dtype).removeprefix("torch.")
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     try:
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
         if name not in _BITS:
             return tensor.numpy()
         return tensor.view(getattr(sys.modules["torch"], _BITS[name])).numpy().view(jnp.dtype(name))
-    except TypeError as error:
-        raise ValueError(f"is a tensor of {name}, which numpy does not have. Pass x.float().") from error
-
-
-def _refuse_without_numbers(tensor: Any) -> None:
-    """Raise for a tensor that has no numbers in memory, one after another."""
-    if tensor.is_nested:
-        raise ValueError(
-            "is a nested tensor, with rows of different lengths. Pad it,  torch.nested.to_padded_tensor(x, 0),  and "
-            "add a leaf with a mask of the valid numbers."
-        )
-    if str(tensor.layout) != "torch.strided":
-        raise ValueError(f"is a sparse tensor ({tensor.layout}). Pass x.to_dense().")
-    if tensor.is_meta:
-        raise ValueError("is a tensor on the device 'meta', which has a shape and no numbers.")
-    if tensor.is_quantized:
-        raise ValueError("is a quantized tensor. Pass x.dequantize().")
+    except (TypeError, RuntimeError) as error:  # NotImplementedError is one too
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"cannot be read as an array of {name}: {why}") from error
