@@ -146,9 +146,9 @@ class FusedStep:
             if not self._programs:  # a first host step may come much later
                 self._prepare_messages()
             self._programs[microbatches] = self._checked(FusedProgram(self._ctx, self._mesh, microbatches))
+        except ReferenceError:  # the program was closed and freed meanwhile
+            return
         except Exception as error:
-            if isinstance(error, ReferenceError) and self._engine_is_gone():
-                return
             self._errors[microbatches] = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
             if not self._several:  # with several processes, all must agree to give up
@@ -156,13 +156,6 @@ class FusedStep:
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._microbatches:
                 del self._programs[old]
-
-    def _engine_is_gone(self) -> bool:
-        """Return whether the program was closed and freed, perhaps while its compiler was at work."""
-        try:
-            return not self._ctx.kernels
-        except ReferenceError:
-            return True
 
     def _checked(self, program: FusedProgram) -> FusedProgram:
         """Return the program. Raises an OutOfMemoryError if it would not fit the memory."""

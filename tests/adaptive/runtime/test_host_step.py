@@ -49,10 +49,10 @@ def plain(state, batch):
     return updated(state, comm.all_reduce(grads)), {"loss": comm.all_reduce(loss)}
 
 
-def updated(state, grads):
+def updated(state, grads, **more):
     updates, opt = ADAM.update(grads, state["opt"])
     params = optax.apply_updates(state["params"], updates)
-    return {**state, "params": params, "opt": opt, "steps": state["steps"] + 1}
+    return {**state, "params": params, "opt": opt, "steps": state["steps"] + 1, **more}
 
 
 def monitored(state, batch):

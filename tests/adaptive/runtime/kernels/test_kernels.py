@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels.cache import compile_order
-from adaptive.runtime.kernels.compile import compile_segment
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
 from adaptive.runtime.kernels.microbatches import OWN_KERNEL_AFTER
 from adaptive.runtime.placement import OnDevice
@@ -124,7 +123,7 @@ def test_stand_ins_on_one_device_share_their_kernels(make):
     assert kernels.counters.kernels == 1
 
 
-@pytest.mark.parametrize("first", [1, 2, 7, 8, 40])
+@pytest.mark.parametrize("first", [1, 40])
 def test_the_buckets_makes_every_size(make, first):
     kernels = make()
     kernels.require([first])
@@ -142,18 +141,6 @@ def test_a_size_that_has_to_wait_is_asked_for_with_its_buckets(make):
     kernels._compiler.asked.clear()
     kernels.ask([49], [32])
     assert kernels._compiler.asked == [(0, 16), (0, 1)]
-
-
-def test_processes_that_share_a_cache_divide_the_first_kernels(make):
-    first = []
-    for rank in range(2):
-        kernels = make(compile_order=(rank, 2))
-        kernels.require([32])
-        kernels._compiler.asked.clear()
-        kernels.ask([42], [32])
-        assert sorted(kernels._compiler.asked) == [(0, 2), (0, 8)]
-        first.append(kernels._compiler.asked[0])
-    assert first == [(0, 8), (0, 2)]
 
 
 def test_all_workers_have_to_be_able_to_make_a_size(make):
@@ -284,15 +271,6 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels.choose(0, 12)[0] == (12,)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
-def test_a_batch_runs_in_at_least_the_required_number_of_microbatches(make, size):
-    kernels = warmed(make(), 13)
-    for _ in range(6):
-        microbatches = kernels.choose(0, size, at_least=2)[0]
-        assert sum(microbatches) == size
-        assert len(microbatches) >= min(size, 2)
-
-
 def test_before_smaller_kernels_exist_a_batch_is_one_microbatch(make):
     kernels = make()
     kernels.require([6])
@@ -339,14 +317,6 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
 # --- the fewest microbatches -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_runs_as_few_microbatches_as_possible(make):
-    kernels = warmed(make(), 40)
-    assert kernels.choose(0, 40)[0] == (40,)
-    assert kernels.choose(0, 41)[0] == (40, 1)
-    assert kernels.choose(0, 56)[0] == (40, 16)
-    assert kernels.choose(0, 60)[0] == (32, 16, 8, 4)
-
-
 def test_deterministic_microbatches_depend_on_the_size_alone(make):
     kernels = warmed(make(deterministic=True), 40)
     sizes = (40, 24, 7)
@@ -354,16 +324,6 @@ def test_deterministic_microbatches_depend_on_the_size_alone(make):
         assert kernels.choose(0, 40)[0] == (32, 8)
     assert [kernels.choose(0, size)[0] for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
     assert kernels._compiler.asked == []
-
-
-def test_deterministic_microbatches_do_not_depend_on_earlier_sizes(make):
-    microbatches = []
-    for before in ([24], [7, 24], [100, 5, 24]):
-        kernels = make(deterministic=True)
-        for size in before:
-            kernels.require([size])
-        microbatches.append(kernels.choose(0, 24)[0])
-    assert microbatches == [(16, 8)] * 3
 
 
 # --- what a step asks -------------------------------------------------------------------------------------------------
@@ -444,21 +404,6 @@ def test_there_is_none_in_deterministic_programs_and_above_microbatch(make, opti
     take_steps(kernels, 7, 4 * OWN_KERNEL_AFTER)
     assert kernels._compiler.asked == []
     assert 7 not in ready(kernels)
-
-
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 2), st.integers(1, 70)), min_size=1, max_size=30))
-def test_of_any_sizes_microbatches_sum_to_the_batch(steps):
-    kernels = Kernels(trace, [OnDevice(jax.local_devices()[0])], splittable=True)
-    held = HeldCompiler(kernels)
-    kernels.compiled._compile = lambda size, device: {}
-    for bucket in (16, 8, 4, 2, 1):
-        kernels.compiled.ready[0][bucket] = {}
-    for size, at_least, count in steps:
-        for microbatches in take_steps(kernels, size, count, at_least=at_least):
-            assert sum(microbatches) == size
-            assert len(microbatches) >= min(size, at_least)
-            assert set(microbatches) <= set(ready(kernels))
-        held.compile()
 
 
 # --- what nobody wants any more ------------------------------------------------------------------------------------
@@ -598,17 +543,6 @@ def test_an_error_in_the_background_is_raised_in_the_next_step():
     kernels.close()
 
 
-def test_closing_ends_the_thread():
-    before = compilers()
-    kernels = with_a_thread()
-    kernels.require([64])
-    (mine,) = set(compilers()) - set(before)
-    kernels.close()
-    until(lambda: not mine.is_alive())
-    kernels.close()
-    kernels.ask([48], [64])  # nothing comes of it, and nothing breaks
-
-
 def test_the_thread_ends_with_its_owner():
     before = compilers()
     kernels = with_a_thread()
@@ -618,9 +552,3 @@ def test_the_thread_ends_with_its_owner():
     del kernels
     gc.collect()
     until(lambda: not mine.is_alive())
-
-
-def test_a_segment_is_compiled_for_its_device():
-    device = jax.local_devices()[2]
-    run = compile_segment(lambda x: x + 1, (jax.ShapeDtypeStruct((2,), jnp.float32),), device)
-    assert run(np.zeros(2, np.float32)).devices() == {device}
