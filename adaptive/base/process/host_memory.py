@@ -1,4 +1,4 @@
-"""The main memory that is left to this process, within the limits of its control groups."""
+"""The main memory that is left to this process, within the limits of its control groups (version 2)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Files of the limit and the usage, and the entry of memory.stat with the caches that the kernel can drop; for control
-# groups version 2 and 1.
-_MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-
 
 class MemoryLimit(NamedTuple):
     """The memory limit of a control group, if it is below the machine's memory."""
 
     limit: int  # bytes
-    usage: Path
-    stat: Path
-    droppable: str
+    group: Path
 
     def left(self) -> float:
         """Return the bytes left until the limit is reached; file caches that can be dropped count as left."""
-        entries = dict(line.split() for line in self.stat.read_text().splitlines())
-        return float(max(self.limit - int(self.usage.read_text()) + int(entries.get(self.droppable, 0)), 0))
+        entries = dict(line.split() for line in (self.group / "memory.stat").read_text().splitlines())
+        used = int((self.group / "memory.current").read_text()) - int(entries.get("inactive_file", 0))
+        return float(max(self.limit - used, 0))
 
 
 def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[MemoryLimit]:
@@ -40,17 +32,12 @@ def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[
       machine_bytes: the machine's memory; higher limits are left out.
     """
     lines = membership.read_text().splitlines() if membership.exists() else []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = root / "memory" if controllers else root
-        group = top / path.lstrip("/")
-        for folder in [f for f in (group, *group.parents) if f.is_relative_to(top)]:
-            for limit, usage, droppable in _MEMORY_FILES:
-                text = (folder / limit).read_text().strip() if (folder / limit).exists() else "max"
-                if text != "max" and int(text) < machine_bytes:
-                    yield MemoryLimit(int(text), folder / usage, folder / "memory.stat", droppable)
+    for group in [root / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]:
+        for folder in [f for f in (group, *group.parents) if f.is_relative_to(root)]:
+            limit = folder / "memory.max"
+            text = limit.read_text().strip() if limit.exists() else "max"
+            if text != "max" and int(text) < machine_bytes:
+                yield MemoryLimit(int(text), folder)
 
 
 class MemoryLeft:

@@ -246,11 +246,6 @@ def test_bytes_are_those_of_leaves_weights_and_status():
     assert len(layout.parts) == 1
 
 
-def test_means_of_one_weight_share_it():
-    weights = named([Leaf("float32", ())] * 3 + [Leaf("float32", (), weight="tokens")], 2).layout.weights
-    assert weights[0] == weights[1] == weights[2] != weights[3]
-
-
 def test_literal_weights_are_shared_by_value():
     def weighted(value):
         aval = jax.core.ShapedArray((), np.dtype(np.float32))
@@ -273,53 +268,12 @@ def test_every_operation_and_dtype_has_a_buffer_of_its_own():
     ]
 
 
-def test_a_message_of_integers_still_opens_with_floats_for_the_status():
-    parts = named([Leaf("int32", (), op="sum")], 2).layout.parts
-    assert [(str(p.dtype), p.shape) for p in parts] == [("float32", (STATUS,)), ("int32", (1,))]
-
-
 def test_checked_values_of_one_weight_are_adjacent():
     kinds = [Leaf("float32", ()), Leaf("float32", (), "gather", scope=Scope.WORKER), Leaf("float32", (), op="sum")]
     kinds += [Leaf("float32", (), scope=Scope.WORKER), Leaf("float32", (), weight="tokens"), Leaf("bfloat16", ())]
     layout = named(kinds * 2, 1).layout
     assert [e.offset for e in layout.entries] == [2, 8, 4, 10, 6, 0, 3, 9, 5, 11, 7, 1]  # behind 7, what may be NaN
     assert {w.offset for w in layout.weights if w} == {12, 13, 14}
-
-
-def test_large_leaves_travel_from_their_own_memory():
-    leaves = [Leaf("float32", (3, 4)), Leaf("float32", (3,)), Leaf("float32", (3, 4), op="max")]
-    layout = named(leaves, 2).layout
-    assert [p.shape for p in layout.parts] == [(3 + 1 + STATUS,), (12,), (3, 4)]
-    x = jnp.arange(12.0).reshape(3, 4)
-    parts = pack(layout, [x, x[0, :3], x], [jnp.float32(1)] * 3, worker=jnp.int32(0), first=jnp.float32(1))
-    assert parts[2].shape == (3, 4)
-
-
-def test_weights_of_large_double_leaves_are_double():
-    with jax.enable_x64(True):
-        layout = lay_out(
-            [
-                Contribution(
-                    "", Reduce("mean"), variable((8,), "float64"), variable((), "float64"),
-                    variable((8,), "float64"), Scope.MICROBATCH, "",
-                )
-            ],
-            capacity=2,
-            status=2,
-        )  # fmt: skip
-        parts = [
-            pack(layout, [jnp.full(8, x)], [jnp.float64(w)], worker=jnp.int32(i), first=jnp.float32(1))
-            for i, (x, w) in enumerate([(1.0, 1 / 3), (2.0, 1 / 7)])
-        ]
-        (mean,) = unpacked(layout, accumulate(layout.ops, *parts), [0])
-    assert np.allclose(mean, (1 / 3 + 2 / 7) / (1 / 3 + 1 / 7), rtol=1e-15, atol=0)
-
-
-def test_only_requested_values_are_unpacked():
-    layout = named([Leaf("float32", (2,), op="sum"), Leaf("float32", ()), Leaf("int32", (), op="sum")], 1)
-    values = [jnp.array([1.0, 2.0]), jnp.float32(3), jnp.int32(4)]
-    parts = pack(layout.layout, values, [None, jnp.float32(2), None], worker=jnp.int32(0), first=jnp.float32(1))
-    assert [float(x) for x in unpacked(layout.layout, parts, [2, 1])] == [4.0, 3.0]
 
 
 def test_workers_without_examples_change_no_result_and_their_rows_are_unknown():

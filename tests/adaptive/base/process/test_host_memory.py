@@ -16,13 +16,11 @@ def machine(monkeypatch):
     return memory
 
 
-def group(folder, limit, usage, inactive, version=2):
-    names = {2: ("memory.max", "memory.current", "inactive_file")}
-    names[1] = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+def group(folder, limit, usage, inactive):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[version][0]).write_text(f"{limit}\n")
-    (folder / names[version][1]).write_text(f"{usage}\n")
-    (folder / "memory.stat").write_text(f"anon 7\n{names[version][2]} {inactive}\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 7\ninactive_file {inactive}\n")
 
 
 def left(tmp_path, membership):
@@ -36,8 +34,8 @@ def test_the_system_s_word_counts_where_no_limit_is_lower(tmp_path):
     group(tmp_path / "fs/job", "max", 100, 0)
     group(tmp_path / "fs", 5000, 100, 0)
     assert left(tmp_path, "0::/job\n") == 600
-    group(tmp_path / "fs/memory", 2**63 - 4096, 100, 0, version=1)  # how version 1 says that there is none
-    assert left(tmp_path, "4:memory:/\n") == 600
+    group(tmp_path / "fs", 300, 100, 0)  # a container, whose path is the host's
+    assert left(tmp_path, "0::/docker/ab\n") == 200
 
 
 @pytest.mark.usefixtures("machine")
@@ -52,12 +50,6 @@ def test_the_tightest_limit_around_the_process_counts(tmp_path):
     assert left(tmp_path, "0::/slurm/job/step\n") == 0
 
 
-@pytest.mark.usefixtures("machine")
-def test_version_1_and_a_container_whose_path_is_the_host_s(tmp_path):
-    group(tmp_path / "fs/memory", 400, 150, 50, version=1)
-    assert left(tmp_path, "9:name=systemd:/docker/ab\n4:cpu,memory:/docker/ab\n") == 300
-
-
 def test_usage_is_read_each_time_and_the_limit_once(tmp_path, machine):
     group(tmp_path / "fs/job", 300, 100, 0)
     (tmp_path / "cgroup").write_text("0::/job\n")
@@ -67,7 +59,3 @@ def test_usage_is_read_each_time_and_the_limit_once(tmp_path, machine):
     assert meter() == 50
     machine.available = 20
     assert meter() == 20
-
-
-def test_this_machine_has_some_memory_left():
-    assert 0 < MemoryLeft()() <= psutil.virtual_memory().total

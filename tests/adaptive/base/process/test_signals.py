@@ -77,15 +77,6 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_the_outermost_one_ends_it():
-    outer = SignalHandlers()
-    with SignalHandlers():
-        outer.close()
-        outer.close()
-        signal.raise_signal(signal.SIGTERM)
-        assert signals.pending_termination() is not None
-
-
 def test_another_thread_cannot_listen_and_does_no_harm():
     before, found = signal.getsignal(signal.SIGTERM), []
 
