@@ -39,8 +39,6 @@ _ELEMENTWISE = {"abs", "add", "add_any", "and", "clamp", "convert_element_type",
 _ELEMENTWISE |= {"expm1", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min"}
 _ELEMENTWISE |= {"mul", "ne", "neg", "not", "or", "pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh"}
 _ELEMENTWISE |= {"optimization_barrier", "sharding_constraint", "stop_gradient", collective_p.name, assert_scope_p.name}
-# Operations whose results consist of elements of their operands.
-_RESHAPING = {"concatenate", "dynamic_slice", "reshape", "slice", "split", "squeeze", "transpose"}
 
 
 class OnDevice:
@@ -120,7 +118,7 @@ class OnMesh:
                 if segment.kind == "microbatch" and atom.aval.shape[:1] == (plan.graph.examples,):
                     self._by_example.add(address)
         for number, layout in enumerate(layouts):
-            for j, sharding in enumerate(_parts(mesh, plan, layout, same)):
+            for j, sharding in enumerate(_parts(mesh, layout, same)):
                 self._know(("part", number, j), sharding)
                 self._know(("message", number, j), sharding)
 
@@ -174,7 +172,7 @@ def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Se
     return [OnMesh(world.local_mesh, plan, layouts, state)] * len(world.devices)
 
 
-def _parts(mesh: LocalMesh, plan: Plan, layout: Layout, same: _Classes) -> list[NamedSharding | None]:
+def _parts(mesh: LocalMesh, layout: Layout, same: _Classes) -> list[NamedSharding | None]:
     """Return the shardings of a message's parts; `None` for one of which each device holds a copy."""
     found: list[NamedSharding | None] = [None] * len(layout.parts)
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
@@ -182,29 +180,8 @@ def _parts(mesh: LocalMesh, plan: Plan, layout: Layout, same: _Classes) -> list[
         if not isinstance(part.op, str):
             raise _not_on_a_mesh(f"{c.how.name}{at(c.line)}")
         if part.shape == entry.shape == c.value.aval.shape and entry.offset == 0:  # a large leaf, by itself
-            sharding = same.sharding(c.value)
-            if sharding is None and _becomes_shards(plan, c.result, same):
-                raise DriverError(
-                    f"{c.how.name}{at(c.line)} of a vector of sharded arrays, joined by jnp.ravel or "
-                    "jnp.concatenate: each device would need all of them. Reduce the arrays as a pytree:  "
-                    "comm.all_reduce(grads)"
-                )
-            found[entry.part] = mesh.cut(sharding or mesh.whole, part.shape)
+            found[entry.part] = mesh.cut(same.sharding(c.value) or mesh.whole, part.shape)
     return found
-
-
-def _becomes_shards(plan: Plan, result: Var, same: _Classes) -> bool:
-    """Return whether a reduced value is cut and reshaped into values that are sharded."""
-    whole = {result}
-    for eqn in plan.graph.eqns:
-        if eqn.primitive.name in _RESHAPING | _ELEMENTWISE and any(
-            a in whole for a in operands_of(eqn) if isinstance(a, Var)
-        ):
-            shardings = [same.sharding(var) for var in eqn.outvars]
-            if any(sharding is not None and not sharding.is_fully_replicated for sharding in shardings):
-                return True
-            whole.update(eqn.outvars)
-    return False
 
 
 def _not_on_a_mesh(what: str) -> DriverError:

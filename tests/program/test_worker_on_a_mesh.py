@@ -331,20 +331,6 @@ def test_exchanges_of_whole_values(exchange, name):
             )
 
 
-def test_a_gradient_in_one_vector():
-    mesh = mesh_of()
-
-    def raveling(params, batch):
-        grads, rebuild = jax.flatten_util.ravel_pytree(jax.grad(loss_of)(params, batch))
-        return jax.tree.map(lambda p, g: p - g, params, rebuild(comm.all_reduce(grads))), {}
-
-    with (
-        comm.SoloWorld(mesh=mesh) as world,
-        pytest.raises(ad.DriverError, match=r"all_reduce \(test_worker_on_a_mesh.py.*jnp.ravel"),
-    ):
-        build(raveling, state_on(mesh)["params"], make_data(), 32, world=world)
-
-
 def test_parts_are_cut_over_each_axis_that_divides_them():
     mesh = LocalMesh(mesh_of())
     for spec, shape, cut in [

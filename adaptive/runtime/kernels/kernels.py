@@ -201,7 +201,7 @@ class Kernels:
         Args:
           by_memory: whether this process's memory bounds them. Without it they are replicated.
         """
-        if not self.splittable:
+        if not (self.splittable and size):
             return (size,)
         largest = self.largest_microbatch if by_memory else self._largest_microbatch
         resizable = self.deterministic and self.resizable
@@ -307,17 +307,8 @@ class Kernels:
                 self.compiled.compile(local_index, size)
 
     def _first_kernels(self, size: int) -> list[int]:
-        return self._kernels_up_to(self.largest_microbatch, size)
-
-    def _kernels_up_to(self, largest: int | None, size: int) -> list[int]:
-        top = min(largest or size, -(-size // self.min_microbatches))
-        if not self.splittable:
-            return [size]
-        if self.deterministic:
-            return sorted(set(by_size_alone(size, self.min_microbatches, largest, resizable=self.resizable)))
-        if size <= top:
-            return [size]
-        return [top, size % top] if size % top else [top]
+        """Return the kernels for a first step of this size."""
+        return sorted(set(self.fixed_microbatches(size, by_memory=True)))
 
     def extend(self, largest: int) -> None:
         """Compile the buckets for local batches up to `largest` in the background. Cheap if they exist."""
