@@ -15,14 +15,13 @@ from .trace import Atom
 
 
 def notes_on_draws(plan: Plan) -> list[str]:
-    """Return notes on draws that depend on the microbatch: for its rows by their index, or added to its sums.
+    """Return notes on draws for the rows of a microbatch, and on draws that are added to its sums.
 
     Draws in loops are left to `check`.
     """
     graph, rows, sums = plan.graph, dict[str, None](), dict[str, None]()
     of_batch = set(graph.batch_vars)  # values of examples that are not reduced over the workers
     drawn: set[Var] = set()  # random numbers that are the same in all microbatches
-    index = {v for v in graph.consts if v in plan.sized}  # indices of rows, such as jnp.arange(len(x))
 
     def of(atoms: Sequence[Atom], found: set[Var]) -> bool:
         return any(isinstance(a, Var) and a in found for a in atoms)
@@ -45,10 +44,6 @@ def notes_on_draws(plan: Plan) -> list[str]:
                 sums[line] = None
         elif of(eqn.invars, drawn):
             drawn.update(eqn.outvars)
-            if of(eqn.invars, index):
-                rows[line] = None
-        elif of(eqn.invars, index) or (eqn.primitive.name == "iota" and eqn.outvars[0] in plan.sized):
-            index.update(eqn.outvars)
     notes = []
     if rows:
         notes.append(

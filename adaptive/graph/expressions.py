@@ -40,15 +40,12 @@ class Expressions:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.producer: dict[Var, JaxprEqn] = {}
         self._of: dict[Var, bytes] = {}
-        self._inputs("state", graph.state_vars)
-        self._inputs("batch", graph.batch_vars)
-        for var, value in graph.consts.items():
-            self._of[var] = _digest("const", content(value))
+        for kind, variables in (("state", graph.state_vars), ("batch", graph.batch_vars)):
+            self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
+        self._of.update((var, _digest("const", content(value))) for var, value in graph.consts.items())
         operators = {collective_p: 0, state_read_p: 0}
         for eqn in graph.eqns:
-            self.producer.update((v, eqn) for v in eqn.outvars)
             if eqn.primitive is source_p:
                 names: list[Any] = ["source", eqn.params["source"].name]
             elif eqn.primitive in operators:  # its results are identified by its index among equations of its kind
@@ -60,22 +57,16 @@ class Expressions:
             whole = _digest(*names)
             self._of.update((v, _digest(whole, i)) for i, v in enumerate(eqn.outvars))
 
-    def _inputs(self, kind: str, variables: Iterable[Var]) -> None:
-        self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
-
     def of(self, atom: Atom) -> bytes:
         """Return a value's expression."""
         if isinstance(atom, Literal):
             return _digest("literal", str(atom.aval), content(atom.val))
         return self._of[atom]
 
-    def all(self) -> set[bytes]:
-        """Return the expressions of all values."""
-        return set(self._of.values())
-
-    def variables(self) -> Iterator[tuple[Var, bytes]]:
-        """Return all values with their expressions."""
-        return iter(self._of.items())
+    def missing_in(self, other: Expressions) -> set[Var]:
+        """Return the variables whose expressions no value of another graph has."""
+        there = set(other._of.values())
+        return {var for var, expression in self._of.items() if expression not in there}
 
     def ends(self) -> Iterator[End]:
         """Return the places where values leave the graph, in order."""
@@ -147,8 +138,7 @@ def check_same_operators(ours: Expressions, theirs: Expressions) -> None:
 
 def sized(ours: Expressions, theirs: Expressions) -> frozenset[Var]:
     """Return the values of a trace that depend on its number of examples, as another trace shows."""
-    there = theirs.all()
-    found = {var for var, expression in ours.variables() if expression not in there}
+    found = ours.missing_in(theirs)
     # A number of the shape may equal another literal by chance. Ends are compared one by one, which finds those.
     for one, other in zip(ours.ends(), theirs.ends(), strict=True):
         pairs = zip(one.atoms, other.atoms, strict=True)
@@ -175,7 +165,7 @@ def first_difference(ours: Expressions, a: Atom, theirs: Expressions, b: Atom) -
         return None
     line = ""
     while isinstance(a, Var) and isinstance(b, Var):
-        one, other = ours.producer.get(a), theirs.producer.get(b)
+        one, other = ours.graph.producer.get(a), theirs.graph.producer.get(b)
         if one is None or other is None:
             break
         line = line_of(other.source_info) or line_of(one.source_info) or line

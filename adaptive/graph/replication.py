@@ -89,20 +89,14 @@ def _check_claim(flow: Flow, eqn: JaxprEqn) -> None:
 def _coupling(flow: Flow, atoms: Sequence[Atom]) -> JaxprEqn | None:
     """Return a collective of a backward pass that values are computed from without another collective between."""
     producer = flow.graph.producer
-
-    def is_collective(var: Var) -> bool:
-        return var in producer and producer[var].primitive is collective_p
-
-    reached = flow.graph.upstream(atoms, is_collective)
+    reached = flow.graph.upstream(atoms, lambda var: var in producer and producer[var].primitive is collective_p)
     return next((producer[var] for var in reached if var in flow.graph.backward and var in producer), None)
 
 
 def _check_gate(flow: Flow, eqn: JaxprEqn) -> None:
     """Check that `when=` is known before the step runs, and is the same on all workers (rule 1)."""
-    when, where = (
-        operands(eqn.invars, eqn.params).when,
-        f"{eqn.params['how'].name}(when=){at(line_of(eqn.source_info))}",
-    )
+    when = operands(eqn.invars, eqn.params).when
+    where = f"{eqn.params['how'].name}(when=){at(line_of(eqn.source_info))}"
     if flow.scope_of([when]) > Scope.ALL:
         trail = Trail(flow, when)
         raise ReplicationError(
@@ -190,12 +184,8 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
 def _any_upstream(flow: Flow, new: Atom, matches: Callable[[JaxprEqn], bool]) -> bool:
     """Return whether `matches` holds for an equation that makes `new` local, or for one that leads to it."""
     graph = flow.graph
-
-    def is_shared(var: Var) -> bool:
-        return flow.scope_of([var]) == Scope.ALL
-
-    reached = graph.upstream([new], is_shared)
-    return any(matches(graph.producer[var]) for var in reached if not is_shared(var) and var in graph.producer)
+    reached = graph.upstream([new], lambda var: flow.scope_of([var]) == Scope.ALL)
+    return any(matches(graph.producer[v]) for v in reached if flow.scope_of([v]) > Scope.ALL and v in graph.producer)
 
 
 def _tests_for_finite(eqn: JaxprEqn) -> bool:
@@ -223,11 +213,9 @@ def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
 def _check_readable(flow: Flow, eqn: JaxprEqn) -> None:
     """Let a hook's handler check that it can read the hook's values."""
     hook: Hook = eqn.params["hook"]
-    check = getattr(hook.handler, "check", None)
-    if check is None:
-        return
-    known = [Known(tuple(a.aval.shape), np.dtype(a.aval.dtype), _measured(flow, a)) for a in eqn.invars]
-    check(jax.tree.unflatten(hook.tree, known), flow.graph.capacity)
+    if hasattr(hook.handler, "check"):
+        known = [Known(tuple(a.aval.shape), np.dtype(a.aval.dtype), _measured(flow, a)) for a in eqn.invars]
+        hook.handler.check(jax.tree.unflatten(hook.tree, known), flow.graph.capacity)
 
 
 def _measured(flow: Flow, atom: Atom) -> frozenset[str]:

@@ -176,7 +176,8 @@ def trace(
     name = name_of(driver)
     tracing, closed, shapes = _traced(driver, state, batch, capacity, mailboxes or PeerMailboxes())
     if not (isinstance(shapes, tuple) and len(shapes) == 2):
-        raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned {_kind(shapes)}.")
+        kind = f"tuple of {len(shapes)}" if isinstance(shapes, tuple) else type(shapes).__name__
+        raise DriverError(f"driver {name!r} must return (state, metrics), a pair; it returned a {kind}.")
     new_state, metrics = shapes
     _check_state(name, state, new_state)
     flat = _Flattener(name, on_mesh=on_mesh)
@@ -247,24 +248,18 @@ def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:
                 yield inner.params["pairing"]
 
 
-def _kind(shapes: Any) -> str:
-    return f"a tuple of {len(shapes)}" if isinstance(shapes, tuple) else f"a {type(shapes).__name__}"
-
-
 def _check_state(name: str, old: Any, new: Any) -> None:
     if jax.tree.structure(old) != jax.tree.structure(new):
         old_names, new_names = set(leaf_names(old, "state")), set(leaf_names(new, "state"))
-        change = [f"without {n}" for n in sorted(old_names - new_names)] + [
-            f"with {n}" for n in sorted(new_names - old_names)
-        ]
+        change = [f"without {n}" for n in sorted(old_names - new_names)]
+        change += [f"with {n}" for n in sorted(new_names - old_names)]
         detail = "; ".join(change[:4]) or f"as {jax.tree.structure(new)}, not {jax.tree.structure(old)}"
         raise DriverError(
             f"driver {name!r} returns a state of another structure than its argument: {detail}. "
             "The returned state is the argument of the next step."
         )
-    for leaf_name, before, after in zip(
-        leaf_names(old, "state"), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
-    ):
+    leaves = zip(leaf_names(old, "state"), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    for leaf_name, before, after in leaves:
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise DriverError(
                 f"driver {name!r} changes {leaf_name} from {before.dtype}{list(before.shape)} to "
@@ -391,10 +386,8 @@ class _Flattener:
     def _known_source(self, eqn: JaxprEqn) -> bool:
         source: Source = eqn.params["source"]
         known = self._sources.get(source.name)
-        if known is not None and (known.params["source"].scope, known.params["source"].dtype) != (
-            source.scope,
-            source.dtype,
-        ):
+        other = source if known is None else known.params["source"]
+        if (other.scope, other.dtype) != (source.scope, source.dtype):
             raise CollectiveError(
                 f"two different sources are named {source.name!r}{at(line_of(eqn.source_info))}. Rename one of them."
             )

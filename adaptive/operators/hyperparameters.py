@@ -102,31 +102,24 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
             f"reads one by\n"
             f'    {name} = ad.hyperparameter("{name}", …)'
         )
-    present = np.asarray(known[name])
+    present, what = np.asarray(known[name]), f"set_hyperparameters({name}={_brief(value)})"
     dtype = np.dtype(types.get(name, jax.dtypes.canonicalize_dtype(present.dtype)))
     numbers = truths(value) if dtype == np.bool_ else reals(value)
     if numbers is None or numbers.shape != present.shape:
         one = "True or False" if dtype == np.bool_ else "one number"
         wanted = f"an array of shape {present.shape}" if present.shape else one
-        raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {name} must be {wanted}.")
-    if not (np.isfinite(numbers) | _is_whole(value, dtype)).all():
-        raise DriverError(
-            f"set_hyperparameters({name}={_brief(value)}): not finite. Check the value before, by np.isfinite."
-        )
-    if dtype.kind in "iu":
-        integers = wholes(value)
-        if integers is None:
-            raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {name} must be a whole number.")
+        raise DriverError(f"{what}: {name} must be {wanted}.")
+    integers = wholes(value) if dtype.kind in "iu" else None
+    if integers is not None:
         numbers = integers
+    elif not np.isfinite(numbers).all():
+        raise DriverError(f"{what}: not finite. Check the value before, by np.isfinite.")
+    elif dtype.kind in "iu":
+        raise DriverError(f"{what}: {name} must be a whole number.")
     why = why_not_in(numbers, dtype)
     if why:
-        raise DriverError(f"set_hyperparameters({name}={_brief(value)}): {why}.")
+        raise DriverError(f"{what}: {why}.")
     return numbers.tolist()
-
-
-def _is_whole(value: Any, dtype: np.dtype) -> bool:
-    """Return whether a value holds integers, of any size."""
-    return dtype.kind in "iu" and wholes(value) is not None
 
 
 def _brief(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -56,38 +56,7 @@ def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) 
     References:
       McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", algorithm 1.
     """
-    where = at(current_line())
-    how = _how(steps, size, where)
-    trace = tracing()
-    if trace is not None:
-        trace.minibatches.append(how.mark)
-        _check_whole(trace.examples, how, where)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        shape = jnp.shape(leaf)
-        if not shape or (trace is not None and shape[0] != trace.examples):
-            wanted = "one row" if trace is None else f"{trace.examples} rows, one"
-            raise DriverError(
-                f"minibatches{where}: batch{jax.tree_util.keystr(path)} has shape {shape}; it must have {wanted} for "
-                "each example of the local batch."
-            )
-        _check_whole(shape[0], how, where)
-    return jax.tree.map(lambda a: jnp.reshape(a, (*how.shape(len(a)), *jnp.shape(a)[1:])), batch)
-
-
-class _How(NamedTuple):
-    """How a batch is cut."""
-
-    mark: Minibatches
-    parts: str  # "4 minibatches of equal size"
-    by_size: bool
-
-    def shape(self, examples: int) -> tuple[int, int]:
-        """Return the number of minibatches and of the examples in each."""
-        number = self.mark.multiple
-        return (examples // number, number) if self.by_size else (number, examples // number)
-
-
-def _how(steps: int | None, size: int | None, where: str) -> _How:
+    where, trace = at(current_line()), tracing()
     if steps is not None and size is not None:
         raise DriverError(
             f"minibatches{where}: give either steps=, the number of minibatches, or size=, their size; got "
@@ -97,15 +66,32 @@ def _how(steps: int | None, size: int | None, where: str) -> _How:
     number = whole(given)
     if number is None or number < 1:
         raise DriverError(f"minibatches{where}: {name}= is a number known while tracing, 1 or more; got {given!r}.")
-    if size is None:
-        why = f"minibatches{where} takes {number} steps on the whole local batch, not on each microbatch"
-        return _How(Minibatches(number, why), f"{number} minibatches of equal size", False)
-    why = f"minibatches{where} takes a step on every {number} examples, one after another across the local batch"
-    return _How(Minibatches(number, why), f"minibatches of {number}", True)
+    parts = f"minibatches of {number}" if size is not None else f"{number} minibatches of equal size"
 
+    def check_whole(examples: int) -> None:
+        if examples % number:
+            raise NotEqualPartsError(number, f"minibatches{where}: {examples} examples cannot be cut into {parts}.")
 
-def _check_whole(examples: int, how: _How, where: str) -> None:
-    if examples % how.mark.multiple:
-        raise NotEqualPartsError(
-            how.mark.multiple, f"minibatches{where}: {examples} examples cannot be cut into {how.parts}."
+    if trace is not None:
+        how = (
+            f"{number} steps on the whole local batch, not on each microbatch"
+            if size is None
+            else f"a step on every {number} examples, one after another across the local batch"
         )
+        trace.minibatches.append(Minibatches(number, f"minibatches{where} takes {how}"))
+        check_whole(trace.examples)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        shape = jnp.shape(leaf)
+        if not shape or (trace is not None and shape[0] != trace.examples):
+            wanted = "one row" if trace is None else f"{trace.examples} rows, one"
+            raise DriverError(
+                f"minibatches{where}: batch{jax.tree_util.keystr(path)} has shape {shape}; it must have {wanted} for "
+                "each example of the local batch."
+            )
+        check_whole(shape[0])
+
+    def cut(leaf: jax.Array) -> jax.Array:
+        other = len(leaf) // number
+        return jnp.reshape(leaf, (*((number, other) if size is None else (other, number)), *jnp.shape(leaf)[1:]))
+
+    return jax.tree.map(cut, batch)
