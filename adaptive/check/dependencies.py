@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import JaxprEqn, Var
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Plan
 from adaptive.graph.trace import Atom, Graph

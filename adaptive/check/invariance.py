@@ -36,11 +36,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Var
 
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.process.source_lines import at, line_of
 from adaptive.base.reductions import Mixed
+from adaptive.base.values.jaxprs import Var
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.batch_key import drawn_for_a_microbatch

@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.cores import n_cores
-from adaptive.base.values.jaxprs import asks_the_host, has_effects, nested_equations
+from adaptive.base.values.jaxprs import ClosedJaxpr, asks_the_host, has_effects, nested_equations
 from adaptive.runtime.kernels.compile import side_by_side
 
 from .rounding import in_double

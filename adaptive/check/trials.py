@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Var
 
 from adaptive.base.values.arrays import numbers_of
+from adaptive.base.values.jaxprs import Var
 from adaptive.data.stream import Share
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan

@@ -14,9 +14,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from adaptive.base.values.jaxprs import asks_the_host, bind, called, has_effects
+from adaptive.base.values.jaxprs import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    asks_the_host,
+    bind,
+    called,
+    has_effects,
+)
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax.extend.core import Var
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.source_lines import at, is_library
+from adaptive.base.values.jaxprs import Var
 
 from .expressions import Expressions, another_program, sized
 

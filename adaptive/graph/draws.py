@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax.extend.core import Var
-
 from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import Var
 from adaptive.operators.batch_key import is_of_batch
 from adaptive.operators.collectives import collective_p
 

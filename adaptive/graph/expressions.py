@@ -19,12 +19,11 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.source_lines import at, line_of
 from adaptive.base.values.arrays import numbers_of
-from adaptive.base.values.jaxprs import nested_equations
+from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, nested_equations
 from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.hooks import Hook
 from adaptive.operators.operator_state import state_read_p

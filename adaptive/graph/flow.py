@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from jax.extend.core import DropVar, JaxprEqn, Var
-
-from adaptive.base.values.jaxprs import asks_the_host, has_effects
+from adaptive.base.values.jaxprs import DropVar, JaxprEqn, Var, asks_the_host, has_effects
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.replication_claims import assert_scope_p

@@ -19,11 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Literal, Var
-
 from adaptive.base.errors import DriverError
 from adaptive.base.process.source_lines import at, line_of
-from adaptive.base.values.jaxprs import has_effects, has_ordered_effects
+from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, has_effects, has_ordered_effects
 from adaptive.operators.collectives import operands
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.sources import BATCH_SIZE, source_p

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Var
-
+from adaptive.base.values.jaxprs import JaxprEqn, Var
 from adaptive.operators.collectives import Collective
 from adaptive.operators.hooks import Hook
 from adaptive.operators.sources import Source

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import Var
 
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
 from adaptive.base.process.source_lines import at
 from adaptive.base.process.thread_status import thread_status
 from adaptive.base.values.ambient import AmbientContext
+from adaptive.base.values.jaxprs import Var
 from adaptive.operators.peer_read import PeerMailboxes
 
 from .closures import Captured, captured_by, check_functions

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
 
 from adaptive.base.decision import Known
 from adaptive.base.errors import CollectiveError, ReplicationError
 from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import JaxprEqn, Var
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p
 from adaptive.operators.replication_claims import assert_scope_p

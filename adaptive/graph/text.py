@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.process.source_lines import line_of
-from adaptive.base.values.jaxprs import closed_within
+from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, closed_within
 
 from .trace import Atom
 

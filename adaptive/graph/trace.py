@@ -16,12 +16,16 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import AdaptiveError, CollectiveError, DriverError
 from adaptive.base.process.source_lines import at, line_of, line_search_of
 from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.values.jaxprs import (
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Literal,
+    Var,
     axes_of,
     called,
     has_references,

@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from .collectives import Collective, collective, collective_p
 from .sources import EXAMPLES, read

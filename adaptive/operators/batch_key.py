@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.extend.random
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, line_of
-from adaptive.base.values.jaxprs import nested
+from adaptive.base.values.jaxprs import JaxprEqn, nested
 
 from .sources import OFFSET, read
 from .values import step_key

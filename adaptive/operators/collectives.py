@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, current_line, line_search_of
 from adaptive.base.reductions import Reduction
 from adaptive.base.values.current import current_world
-from adaptive.base.values.jaxprs import current_source
+from adaptive.base.values.jaxprs import Primitive, current_source
 
 from .context import only_in_programs, tracing
 from .eager import exchange_eagerly

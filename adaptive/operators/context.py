@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, current_line
-from adaptive.base.values.jaxprs import traced_anew
+from adaptive.base.values.jaxprs import Primitive, traced_anew
 
 
 class DriverTrace(NamedTuple):

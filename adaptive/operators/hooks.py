@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 
 from adaptive.base.decision import Handler
 from adaptive.base.values.arrays import as_jax
+from adaptive.base.values.jaxprs import Primitive
 from adaptive.base.values.tree_paths import leaf_names
 
 from .context import only_in_programs, stays

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.jaxprs import Primitive
 
 
 def no_result(primitive: Primitive) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded
+from adaptive.base.values.jaxprs import Primitive
 
 from .context import only_in_programs, stays
 from .no_result import no_result

@@ -20,13 +20,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.mailbox import Mailbox, Vectors
 from adaptive.base.process.source_lines import at, current_line
-from adaptive.base.values.jaxprs import lower_to_callback, nested_equations
+from adaptive.base.values.jaxprs import JaxprEqn, Primitive, lower_to_callback, nested_equations
 
 from .context import tracing
 

@@ -6,8 +6,9 @@ from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
+
+from adaptive.base.values.jaxprs import Primitive
 
 from .context import only_in_programs
 

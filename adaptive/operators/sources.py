@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 
 from adaptive.base.values.current import current_world
+from adaptive.base.values.jaxprs import Primitive
 
 from .context import only_in_programs
 

@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.cores import n_cores
 from adaptive.base.roster import with_same_members
 from adaptive.base.split import positive
+from adaptive.base.values.jaxprs import ClosedJaxpr
 from adaptive.base.values.tree_paths import leaf_names
 from adaptive.base.world import World
 from adaptive.check.means import MeanCheck, Op

@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive.base.values.jaxprs import asks_the_host, axes_of, has_effects, nested_equations
+from adaptive.base.values.jaxprs import JaxprEqn, Var, asks_the_host, axes_of, has_effects, nested_equations
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Var
 
 from adaptive.base.reductions import Reduction, Sliced, adds_up, combine_microbatches
+from adaptive.base.values.jaxprs import Var
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
 from adaptive.operators.eager import divided, neutral_element, scaled, wire_dtype, with_unknown_rows

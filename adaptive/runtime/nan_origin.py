@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
 
 from adaptive.base.process.source_lines import at, line_of
-from adaptive.base.values.jaxprs import has_effects
+from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, has_effects
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, describe, evaluate, operands_of

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Var
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from adaptive.base.channel import PartSpec
 from adaptive.base.errors import DriverError
 from adaptive.base.local_mesh import LocalMesh
 from adaptive.base.process.source_lines import at
+from adaptive.base.values.jaxprs import Var
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, operands_of

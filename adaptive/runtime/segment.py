@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn, Literal, Var
 
-from adaptive.base.values.jaxprs import bind
+from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, bind
 from adaptive.graph.plan import Plan, Segment
 from adaptive.graph.trace import Atom, evaluate, operands_of
 from adaptive.operators.collectives import collective_p

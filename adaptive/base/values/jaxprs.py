@@ -1,7 +1,7 @@
 """All uses of undocumented parts of JAX: to support a newer JAX, read this file and run its test.
 
-None of these parts is private (`jax._src`), but JAX does not promise to keep them: binding equations again, nested
-jaxprs, names of effects and primitives, source information.
+None of these parts is private (`jax._src`), but JAX does not promise to keep them: the types of a graph, binding
+equations again, nested jaxprs, names of effects and primitives, source information.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 import jax
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import DropVar as DropVar
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import jaxprs_in_params
 from jax.interpreters import mlir
 
 # --- equations --------------------------------------------------------------------------------------------------------
