@@ -16,7 +16,7 @@ from ._leaves import combine, error, known_capacity, leaves_of
 from ._reduce import Op, Reduce, checked_weight, gate, problem_of
 from ._robust import Robust, robust_of, robustly
 from .compression._coded import in_codes
-from .compression._wire import Narrow, Rounding, Wire, check_format, codec_of, with_feedback
+from .compression._wire import Narrow, Rounding, Wire, check_format, codec_of
 
 T = TypeVar("T")
 
@@ -70,9 +70,9 @@ def all_reduce(
         "8bit", "4bit" and "2bit" compress: the tree is sent as one float32 vector in blocks of 2048 numbers with a
         scale of four bytes each. Each worker sums one slice of the vector in single precision and compresses the sum
         again.
-      rounding: how to round to `wire`: "nearest"; "stochastic", unbiased, for bfloat16 and bits; or "error_feedback":
-        each worker adds its rounding error to the value that it sends next. The error is kept per worker: zero on a
-        joining worker, lost with a lost one, unaffected by changes of batch size, and part of checkpoints.
+      rounding: how to round to `wire`: "nearest"; "stochastic", unbiased, for bfloat16 and bits; or "error_feedback",
+        for bits: each worker adds its rounding error to the value that it sends next. The error is kept per worker:
+        zero on a joining worker, lost with a lost one, unaffected by changes of batch size, and part of checkpoints.
       hosts: for compressed formats: the workers of each host, such as [[0, 1], [2, 3]] or `comm.by_host(world)`. Values
         are then combined exactly within a host, and one worker of each host rounds and sends. Other formats need no
         `hosts=`.
@@ -117,11 +117,9 @@ def all_reduce(
     if codec is not None:
         groups = None if hosts is None else checked_islands("all_reduce", hosts, known_capacity(), "hosts")
         return in_codes(codec, rounding, tree, leaves, scale, go, groups)
-    how = Narrow(jnp.dtype(wire).name, rounding != "nearest")  # with error feedback the sum is rounded stochastically
+    how = Narrow(jnp.dtype(wire).name, rounding == "stochastic")
     if scale is not None and weight is None:
         scale = how.weight_of(scale)
-    if rounding == "error_feedback":
-        return with_feedback(how, tree, leaves, scale, go)
     return combine(Reduce(op, how), tree, leaves, weight=scale, when=go)
 
 

@@ -20,7 +20,7 @@ from collectives._leaves import combine, name_of_all
 from collectives._local_mean import LocalMean, local_sum
 from collectives._reduce import Reduce
 
-from ._wire import Codec, Coded, Rounding
+from ._wire import Codec, Coded, Rounding, key_of
 
 LABEL = "left by rounding"  # of the operator state
 
@@ -43,7 +43,7 @@ class CodedSlices(Sliced):
             return rows[0]
         blocks = rows.reshape(len(rows), -1, self.codec.row_bytes)
         total = reduce(jnp.add, (self.codec.decode(self.codec.of_rows(own)) for own in blocks))
-        key = _key(1, step, number) if self.stochastic else None
+        key = key_of(1, step, number) if self.stochastic else None
         return self.codec.to_rows(self.codec.encode(total, key)).reshape(-1)
 
 
@@ -114,7 +114,7 @@ def in_codes(
     codec = codec.fitted(size)
 
     def coded(x: jax.Array) -> tuple[Coded, jax.Array]:
-        key = _key(0, ad.step_number(), ad.worker_index()) if rounding == "stochastic" else None
+        key = key_of(0, ad.step_number(), ad.worker_index()) if rounding == "stochastic" else None
         found = codec.encode(codec.blocks(x), key)
         return found, codec.decode(found, dtype).reshape(-1)[:size]
 
@@ -188,8 +188,3 @@ def _summed(
 def _finite(x: jax.Array) -> jax.Array:
     """Return which numbers are finite in single precision, the format of the scales."""
     return jnp.isfinite(x.astype(np.float32))
-
-
-def _key(way: int, *numbers: Any) -> jax.Array:
-    """Return a PRNG key for stochastic rounding; `way` and `numbers` distinguish the uses within a step."""
-    return reduce(jax.random.fold_in, numbers, jax.random.key(way))

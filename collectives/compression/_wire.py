@@ -1,4 +1,4 @@
-"""Two-byte number formats of `all_reduce`, compressed ones, and error feedback.
+"""Two-byte number formats of `all_reduce`, and compressed ones.
 
 Compressed are blocks of numbers, encoded in a few bits each. A vector is cut into blocks. A block is sent as a float32
 factor and a small integer (code) per number; its values are proportional to the factor. To weight a block, multiply its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax
@@ -17,11 +18,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from adaptive.base.reductions import Sliced
-from adaptive.operators.operator_state import operator_state
 from adaptive.operators.sources import GLOBAL_BATCH, read
-from collectives._leaves import combine, error
-from collectives._local_mean import local_sum
-from collectives._reduce import Reduce
+from collectives._leaves import error
 
 BLOCK = 2048  # numbers that share a scale: its four bytes are 0.8 % of 2048 codes of two bits
 _NUMBER = 4  # bytes of single precision
@@ -228,13 +226,16 @@ class Narrow(Sliced):
     def _rounded(self, x: jax.Array, step: Any, place: Any, way: int) -> jax.Array:
         if not self.stochastic:
             return x.astype(self.format)
-        key = jax.random.key(way)
-        for number in (step, place):
-            key = jax.random.fold_in(key, number)
+        key = key_of(way, step, place)
         bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
         moved = bits + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
         rounded = jax.lax.bitcast_convert_type(moved >> _LOW_BITS << _LOW_BITS, jnp.float32)
         return jnp.where(jnp.isfinite(x), rounded, x).astype(self.format)  # where not finite: unrounded
+
+
+def key_of(way: int, *numbers: Any) -> jax.Array:
+    """Return a PRNG key for stochastic rounding; `way` and `numbers` distinguish the uses within a step."""
+    return reduce(jax.random.fold_in, numbers, jax.random.key(way))
 
 
 def check_format(what: str, wire: Any, rounding: Any, dtypes: Sequence[Any] = ()) -> None:
@@ -255,39 +256,9 @@ def check_format(what: str, wire: Any, rounding: Any, dtypes: Sequence[Any] = ()
         raise error(what, f"rounding= must be 'nearest', 'stochastic' or 'error_feedback'; got {rounding!r}.")
     if rounding != "nearest" and name == "float16":
         raise error(what, f"rounding={rounding!r} needs wire=jnp.bfloat16 or bits, not float16.")
+    if rounding == "error_feedback" and name == "bfloat16":
+        raise error(what, 'rounding="error_feedback" is for bits, as  wire="4bit"; for bfloat16 "stochastic" serves.')
     for dtype in dtypes:
         if not jnp.issubdtype(dtype, jnp.floating):
             text = f"wire={name} of {dtype}: only real floats are supported. Reduce such leaves in another call."
             raise error(what, text)
-
-
-def with_feedback(
-    how: Narrow, tree: Any, leaves: dict[str, jax.Array], weight: jax.Array | None, when: jax.Array | None
-) -> Any:
-    """Reduce a tree by a sum or mean with error feedback.
-
-    A worker sends `q = round(s + r)`, where s is the sum over its examples and r its rounding error of the last step,
-    and keeps `r = s + r - q` for the next step (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
-    """
-    # Cast before weighting, which would round in half precision.
-    single = {name: x.astype(jnp.float32) for name, x in leaves.items()}
-    weighed = single if weight is None else {name: x * weight.astype(jnp.float32) for name, x in single.items()}
-    sums = local_sum(weighed)
-
-    def update(left: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        wanted = {name: x + left[name] for name, x in sums.items()}
-        sent = {name: x.astype(how.format).astype(jnp.float32) for name, x in wanted.items()}
-        new = {name: x - sent[name] for name, x in wanted.items()}
-        if when is not None:
-            new = {name: jnp.where(when, x, left[name]) for name, x in new.items()}
-        return new, sent
-
-    nothing_left = {name: np.zeros(x.shape, np.float32) for name, x in leaves.items()}
-    sent = operator_state("left by rounding", nothing_left, update)
-    total = combine(Reduce("sum", how, checked=True), sent, sent, when=when)
-    if weight is not None:
-        own = local_sum({"weights": weight})
-        count = combine(Reduce("sum", checked=True), own, own, when=when)["weights"]
-        total = {name: x / count.astype(x.dtype) for name, x in total.items()}
-    results = [total[name].astype(leaf.dtype) for name, leaf in leaves.items()]
-    return jax.tree.unflatten(jax.tree.structure(tree), results)

@@ -109,7 +109,7 @@ def cores(found: Examination) -> Iterator[HealthCheck]:
     """Find cores that ranks share, or that are idle."""
     for host, there in hosts(found["ranks"]).items():
         n, union, first = len(there), {cpu for own in there for cpu in own["cpus"]}, there[0]
-        said = oversubscription([frozenset(own["cpus"]) for own in there if not own["threads"]], first["launcher"])
+        said = oversubscription([frozenset(own["cpus"]) for own in there if not own["threads"]])
         if said is not None:
             what, do = said.split(". ", 1)
             by_hand = f"adaptive run -n {n} … does it. By hand: {do[0].lower()}{do[1:]}"

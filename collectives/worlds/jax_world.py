@@ -7,7 +7,6 @@ import pickle
 import platform
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
-from warnings import warn
 from zlib import crc32
 
 import jax
@@ -20,7 +19,7 @@ from adaptive.extend import share_compilations
 
 from .base import describe
 from .devices import MeshChannel, check_devices
-from .launch import LaunchError, OversubscriptionWarning, advice_on_cores
+from .launch import LaunchError, warn_about_cores
 from .multi_process import MultiProcessWorld
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .transport.jax_transport import JaxTransport
@@ -47,9 +46,7 @@ class JaxWorld(MultiProcessWorld):
     Args:
       devices: the devices of this process, one worker on each; processes may have different numbers. By default all
         local devices.
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`launchers/hangs.py`).
-        The same on all ranks.
+      hang_timeout: see `world`.
 
     Attributes:
       waited: seconds spent in preambles so far, that is, waiting for the last process. Local.
@@ -80,7 +77,6 @@ class JaxWorld(MultiProcessWorld):
         self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
         check_devices(self.devices)
         _check_local(self.devices)
-        on_cpu = self.devices[0].platform == "cpu"
         self.transport = JaxTransport(self.lifetime, process_tree())
         if self.processes > 1:
             share_compilations()  # already here, for compilations before a program is built
@@ -89,8 +85,8 @@ class JaxWorld(MultiProcessWorld):
         self.capacity = self.everyone[-1].worker_slots.stop
         self.workers = self.everyone[self.rank].worker_slots
         self.sharded = Sharded([by_id[id] for own in ids for id in own], self.devices)
-        if on_cpu and self.rank == 0 and (advices := advice_on_cores(self.everyone, cpus)):
-            warn(advices[0], OversubscriptionWarning, stacklevel=2)
+        if self.devices[0].platform == "cpu" and self.rank == 0:
+            warn_about_cores(self.everyone, cpus)
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> MeshChannel:
         """Return a channel for messages of one layout: see `World.channel`."""

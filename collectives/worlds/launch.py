@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from warnings import warn
 
 from adaptive import AdaptiveError
 from adaptive.base.process.launcher import launcher
@@ -67,14 +68,13 @@ class OversubscriptionWarning(UserWarning):
     """The ranks of a host start more computing threads than the host has cores."""
 
 
-def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str | None:
+def oversubscription(cpus: Sequence[frozenset[int]]) -> str | None:
     """Return a warning if the ranks of a host oversubscribe its cores, else None.
 
     In every rank, XLA starts one thread per core that the process may use, unless the number is set.
 
     Args:
       cpus: for each rank on the host that does not set its number of threads, the cores that it may use.
-      launcher: name of the launcher of the job, for the suggested command.
     """
     threads, cores = sum(map(len, cpus)), len(frozenset().union(*cpus))
     if len(cpus) < 2 or threads <= cores:
@@ -84,29 +84,21 @@ def oversubscription(cpus: Sequence[frozenset[int]], launcher: str = "") -> str 
     if each == 0:
         most = f"{cores} rank{'s' * (cores > 1)}"
         return said + f"Start at most {most} there, or one thread per rank:\n    export PJRT_NPROC=1"
-    if "Slurm" in launcher:
-        command = f"srun --cpus-per-task={each} --cpu-bind=cores …"
-    elif "mpiexec" in launcher:
-        command = f"mpiexec -bind-to core:{each} …"
-    else:
-        command = "mpirun --bind-to core …" if each == 1 else f"mpirun --map-by slot:PE={each} --bind-to core …"
     return (
-        said + f"Give each rank cores of its own:\n    {command}\nor limit its threads:\n    export PJRT_NPROC={each}"
+        said + f"Give each rank cores of its own:\n    mpirun --map-by slot:PE={each} --bind-to core …\n"
+        f"    srun --cpus-per-task={each} --cpu-bind=cores …\nor limit its threads:\n    export PJRT_NPROC={each}"
     )
 
 
-def advice_on_cores(
-    everyone: Sequence[Process], cpus: Sequence[frozenset[int] | None], launcher: str = ""
-) -> list[str]:
-    """Return a warning for each host whose ranks oversubscribe its cores.
+def warn_about_cores(everyone: Sequence[Process], cpus: Sequence[frozenset[int] | None]) -> None:
+    """Warn if the ranks of a host oversubscribe its cores.
 
     Args:
       everyone: the processes, by rank.
       cpus: the cores that each may use; None if its number of threads is set.
-      launcher: see `oversubscription`.
     """
-    by_host: dict[int, list[frozenset[int]]] = {}
-    for process, own in zip(everyone, cpus, strict=True):
-        if own is not None:
-            by_host.setdefault(process.host, []).append(own)
-    return [text for there in by_host.values() if (text := oversubscription(there, launcher))]
+    for host in dict.fromkeys(process.host for process in everyone):
+        there = [own for process, own in zip(everyone, cpus, strict=True) if process.host == host and own is not None]
+        if text := oversubscription(there):
+            warn(text, OversubscriptionWarning, stacklevel=3)
+            return

@@ -10,7 +10,6 @@ from functools import partial
 from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from warnings import warn
 
 import jax
 from jax.sharding import Mesh
@@ -19,7 +18,6 @@ from adaptive import WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.local_mesh import LocalMesh
 from adaptive.base.process.cores import allowed_cpus, chosen_threads
-from adaptive.base.process.launcher import launcher
 from adaptive.extend import share_compilations
 from launchers import ending
 
@@ -27,7 +25,7 @@ from .base import describe
 from .devices import DeviceWorld, check_devices
 from .elastic.elastic_world import ElasticWorld, slots_at_start
 from .elastic.spawning import receive_spawn_request
-from .launch import OversubscriptionWarning, advice_on_cores, check_agreement, no_mpi
+from .launch import check_agreement, no_mpi, warn_about_cores
 from .transport.mpi_channel import MPIChannel
 from .transport.mpi_transport import MPITransport
 from .transport.process_group import ProcessGroup, all_processes
@@ -52,17 +50,8 @@ class MPIWorld(ElasticWorld):
       comm: an mpi4py communicator, which is duplicated; COMM_WORLD by default.
       devices: the devices of this process, one worker on each; ranks may have different numbers. By default one: JAX's
         first CPU, or, on a host with several accelerators, the one with this rank's number on its host.
-      mesh, batch_axes: the mesh of this process's devices on which its only worker computes instead: see `world`.
-      workers: number of workers at the start; the other processes are on standby. By default all.
-      min_workers: the least number of workers: hooks cannot request fewer, and with fewer left all processes stop.
-      max_workers: the largest number of workers: if a hook requests more than were started, processes are spawned.
-        Programs are compiled for this many worker slots. By default the number that was started.
-      respawn: whether workers that are lost or receive a termination signal are replaced, from standby or by spawned
-        ones.
-      lost: whether the other processes "continue" or "stop" when processes are lost. By default they continue if the
-        job was started by Open MPI's `mpirun --with-ft ulfm`, as `adaptive run` does.
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`launchers/hangs.py`). The same on all ranks.
+      max_workers: see `world`. Programs are compiled for this many worker slots.
+      mesh, batch_axes, workers, min_workers, respawn, lost, hang_timeout: see `world`.
 
     Attributes:
       rank, processes: rank of this process and number of processes in the present group. Ranks of a host are
@@ -126,10 +115,8 @@ class MPIWorld(ElasticWorld):
                 self.await_admission(pair, request.world_number)
             host.Free()
             cpus = whole.allgather(None if chosen_threads() else allowed_cpus())
-            started = launcher()
-            advices = advice_on_cores(everyone.everyone, cpus, started.name if started else "")
-            if self.devices[0].platform == "cpu" and self.rank == 0 and advices:
-                warn(advices[0], OversubscriptionWarning, stacklevel=2)
+            if self.devices[0].platform == "cpu" and self.rank == 0:
+                warn_about_cores(everyone.everyone, cpus)
             self._start_watchdog(everyone, spawned=spawned is not None)
             ending.world_made()
             if continues and not all_agree(mpi, whole, True):

@@ -17,8 +17,7 @@ class MultiProcessWorld(WorldBase):
     """A world of several processes: a transport that runs its operations, a watchdog, and mailboxes.
 
     Args:
-      hang_timeout: seconds for which a rank may keep the others waiting before it is reported as stuck; 0: no limit;
-        None: a time that depends on what it does (`launchers/hangs.py`).
+      hang_timeout: see `world`; None: a time that depends on what a rank does (`launchers/hangs.py`).
 
     Attributes:
       hang_timeout: the longest such time, in seconds.

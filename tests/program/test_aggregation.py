@@ -137,8 +137,8 @@ def test_if_no_contribution_is_finite_the_step_raises():
         list(program.run(steps=3))
 
 
-def test_rounding_errors_are_sent_later():
-    """Of a gradient that stays the same, sums over steps: with feedback the error does not grow."""
+def test_stochastic_rounding_is_right_on_average():
+    """Of a gradient that stays the same, sums over steps."""
     constant = np.array([1 + 2**-10, -3 - 2**-9, 0.1, 7e-4])  # none is a bfloat16
 
     def driver(total, batch):
@@ -147,39 +147,14 @@ def test_rounding_errors_are_sent_later():
             t + comm.all_reduce(own, op="sum", wire="bfloat16", rounding=r) for t, r in zip(total, kinds, strict=True)
         ], {}
 
-    kinds = ["nearest", "stochastic", "error_feedback"]
-    program = ad.Program(driver, [jnp.zeros(4)] * 3, data(), global_batch=12, world=LocalWorld(3), resizable=False)
+    kinds = ["nearest", "stochastic"]
+    program = ad.Program(driver, [jnp.zeros(4)] * 2, data(), global_batch=12, world=LocalWorld(3), resizable=False)
     steps = 100
     for _ in range(steps):
         program.step()
     errors = [np.abs(np.asarray(t) / (6 * steps) - constant) / np.abs(constant) for t in program.state]
     assert errors[0].max() > 1e-3  # always rounded the same way
     assert errors[1].max() < 1e-3
-    assert errors[2].max() < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("dtype", "values"),
-    [("float16", [1 + 2**-10, -0.3046875, 30_000.0]), ("bfloat16", [1 + 2**-7, -0.3046875, 30_080.0])],
-)
-def test_rounding_errors_of_half_precisions_are_exact(dtype, values):
-    """A worker's mean, times its examples, has more digits than a half precision, and may be beyond float16."""
-
-    def driver(params, batch):
-        own = jnp.asarray(values, dtype) + (0 * batch["x"].sum()).astype(dtype)
-        return params, {"mean": comm.all_reduce(own, wire="bfloat16", rounding="error_feedback")}
-
-    options = {"global_batch": sum(SIZES), "shares": SIZES, "resizable": False}
-    with ad.Program(driver, jnp.zeros(3), data(), world=LocalWorld(len(SIZES)), **options) as program:
-        mean = program.step().metrics["mean"]
-        left = [np.asarray(op_states[0][0]) for op_states in program._parts.engine.op_states]
-    assert mean.dtype == dtype
-    np.testing.assert_allclose(np.asarray(mean, np.float64), values, rtol=0.01)
-    for examples, found in zip(SIZES, left, strict=True):
-        wanted = np.array(values) * examples
-        traveled = np.asarray(wanted.astype(jnp.bfloat16), np.float64)
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, wanted - traveled)
 
 
 @pytest.mark.parametrize(("value", "microbatch"), [(60_000.0, 2), (1e-3, None)])
@@ -221,6 +196,7 @@ def test_overflow_of_the_wire_dtype_is_named(options):
         ({"wire": jnp.bfloat16, "op": "median"}, "op='median' supports no other format"),
         ({"wire": jnp.bfloat16, "rounding": "up"}, "rounding= must be .*; got 'up'"),
         ({"wire": jnp.float16, "rounding": "stochastic"}, "needs wire=jnp.bfloat16"),
+        ({"wire": jnp.bfloat16, "rounding": "error_feedback"}, "is for bits"),
         ({"op": "sum", "weight": 2.0}, "op='sum' takes no weight="),
     ],
 )

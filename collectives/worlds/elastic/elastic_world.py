@@ -6,10 +6,11 @@ messages, spawning and the rendezvous have files of their own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -37,15 +38,16 @@ from .rendezvous import (
 )
 from .spawning import SpawnedProcess, Spawner, SpawnRequest
 from .standby import (
-    ALL_LOST,
+    ALERT_SECONDS,
     ASK,
+    DISMISSED,
     FAILED,
+    IDLE_SECONDS,
     MEET,
     READY,
-    TERMINATED,
+    SECONDS_BETWEEN_CHECKS,
     WORKERS_LOST,
     ControlMessages,
-    stand_by,
 )
 
 MOST_WORKERS = 1 << 20
@@ -60,8 +62,7 @@ class ElasticWorld(MultiProcessWorld):
     for control messages (`standby.py`). All processes meet at a `rendezvous` when members change, and after the run.
 
     Args:
-      hang_timeout: see `MultiProcessWorld`.
-      respawn: whether lost or terminated workers are replaced.
+      hang_timeout, respawn: see `MPIWorld`.
       spawns: whether processes may be spawned.
 
     Attributes:
@@ -81,13 +82,7 @@ class ElasticWorld(MultiProcessWorld):
         self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
 
     def set_processes(self, transport: MPITransport, everyone: ProcessGroup, worker_slots: WorkerSlots) -> None:
-        """Set the processes of the job; called once, by all of them.
-
-        Args:
-          transport: runs the operations of the working processes.
-          everyone: all processes of the job.
-          worker_slots: the worker slots, and which of them are occupied.
-        """
+        """Set the processes of the job, and the transport of those that work; called once, by all of them."""
         self.transport, self._mpi = transport, transport.mpi
         self.worker_slots, self.capacity = worker_slots, worker_slots.capacity
         # The workers' communicator cannot be used: it is revoked when a worker is lost.
@@ -112,11 +107,7 @@ class ElasticWorld(MultiProcessWorld):
         self._messages = ControlMessages(self._mpi, pair)
 
     def check_start(self, workers: int | None) -> None:
-        """Check that whole processes can provide the number of workers that a user has asked for at the start.
-
-        Raises:
-          WorkerCountError: they cannot.
-        """
+        """Raise WorkerCountError if whole processes cannot provide the number of workers asked for at the start."""
         if workers is not None and self.nearest(workers) != workers:
             raise WorkerCountError(
                 f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible "
@@ -153,7 +144,7 @@ class ElasticWorld(MultiProcessWorld):
         return min(possible or [total], key=lambda number: (abs(number - workers), number))
 
     def _available(self) -> list[range]:
-        """Return the worker slots of each process that could join: processes on standby first, then spawned ones."""
+        """Return the worker slots of each process that could join: those on standby first, then spawned ones."""
         on_standby = [process.worker_slots for process in self._standby]
         return [*on_standby, *(self._vacant() if self.spawns else [])]
 
@@ -264,16 +255,11 @@ class ElasticWorld(MultiProcessWorld):
         entry: Any = None,
         ready: bool = False,
     ) -> str:
-        """Meet all processes of the job. Working processes give the purpose; processes on standby receive it.
+        """Meet all processes of the job, and return the purpose, which working processes give.
 
         Args:
-          workers: the new number of workers.
-          leaving: slots whose workers leave for good.
-          entry: on processes on standby, the content of the `MEET` message.
-          ready: whether this process on standby can join.
-
-        Returns:
-          The purpose.
+          workers, leaving: the new number of workers, and slots whose workers leave for good.
+          entry, ready: on standby, the content of the `MEET` message, and whether this process can join.
         """
         transport, spawned = self.transport, list[SpawnedProcess]()
         if self.in_reserve:
@@ -308,8 +294,7 @@ class ElasticWorld(MultiProcessWorld):
             self._pair = None
         self._job, self._messages = job, ControlMessages(self._mpi, job.comm)
         if found is None:
-            self.lifetime.closed = True
-            raise WorkerError(f"this process was on standby, and {WORKERS_LOST}")
+            self._end_standby(WORKERS_LOST)
         self._follow(found, comm, leaving)
         self._has_state = role.rank != NO_RANK or self.in_reserve
         return found.purpose
@@ -336,10 +321,7 @@ class ElasticWorld(MultiProcessWorld):
     # --- on standby ---------------------------------------------------------------------------------------------------
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait on standby until this process joins the workers, or the run is over.
-
-        Args:
-          is_ready: returns whether this process could join now.
+        """Wait on standby until this process joins the workers, or the run is over: see `World.wait`.
 
         Raises:
           WorkerError: the job ends with an error.
@@ -347,27 +329,45 @@ class ElasticWorld(MultiProcessWorld):
           Preempted: all processes, or only this one, received a termination signal.
         """
         while self.in_reserve:
-            word, content = stand_by(
-                *(self._messages, self._working_ranks, lambda: self.build_digests),
-                *(is_ready, self._has_to_terminate),
-            )
-            if word == TERMINATED:
-                raise self._leave_job("it was on standby, and received a termination signal")
-            if word != MEET:
-                self._end_standby(word, content)
+            content = self._stand_by(is_ready)
             purpose = self._rendezvous("", entry=content, ready=is_ready())
             if purpose in (CLOSE, TERMINATE):
                 self.lifetime.closed = True
                 acknowledge_termination()
                 raise ReserveReleased if purpose == CLOSE else Preempted("all workers received a termination signal")
 
-    def _end_standby(self, word: str, content: Any) -> None:
-        """End this process on standby, upon a message that is no call to a rendezvous."""
+    def _stand_by(self, is_ready: Callable[[], bool]) -> Any:
+        """Wait for the `MEET` message, and return its content. Raises as `wait` does."""
+        asked, alert_until, checked = None, 0.0, time.monotonic()
+        while True:
+            message = self._messages.receive()
+            word, content, sender = message or ("", None, None)
+            if word == MEET:
+                return content
+            if word in (FAILED, DISMISSED):
+                self._end_standby(f"the workers have stopped: {content}")
+            if word == ASK:
+                asked = sender
+            if asked is not None and is_ready():
+                self._messages.send([asked], READY, dict(self.build_digests))
+                asked, alert_until = None, time.monotonic() + 5
+            if message is not None:
+                continue
+            if self._has_to_terminate():
+                raise self._leave_job("it was on standby, and received a termination signal")
+            now = time.monotonic()
+            time.sleep(ALERT_SECONDS if now < alert_until else IDLE_SECONDS)
+            if now > checked + SECONDS_BETWEEN_CHECKS:
+                checked = now
+                if self._messages.dead(self._working_ranks) == self._working_ranks:
+                    self._end_standby(WORKERS_LOST)
+
+    def _end_standby(self, why: str) -> NoReturn:
+        """End this process on standby, because the workers have ended."""
         self.lifetime.closed = True
         if self._pair is not None:
             ending.leave_job()
-        what = WORKERS_LOST if word == ALL_LOST else f"the workers have stopped: {content}"
-        raise WorkerError(f"this process was on standby, and {what}")
+        raise WorkerError(f"this process was on standby, and {why}")
 
     def _has_to_terminate(self) -> bool:
         """Return whether the others can continue without this process, and it received a termination signal at least

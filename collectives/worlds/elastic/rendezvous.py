@@ -59,9 +59,6 @@ def rendezvous(
     """Meet all processes of the job that are alive. Called by all of them.
 
     Args:
-      mpi: the module `mpi4py.MPI`.
-      job: all processes, as this process knows them.
-      role: this process's facts.
       make_plan: returns the plan, given the present job and all roles; called on one working process.
       survives: whether MPI survives losses.
       spawned: the spawned processes to admit; only on the first working process.
@@ -154,15 +151,9 @@ def plan_members(
     workers: int = 0,
     leaving: Sequence[int] = (),
 ) -> RendezvousPlan:
-    """Return the plan of a rendezvous.
+    """Return the plan of a rendezvous of these processes, by their ranks in the job; see `ElasticWorld._rendezvous`.
 
-    Args:
-      purpose: `CHANGE`, or why all processes meet at the end.
-      worker_slots: the slots, without lost workers; changed.
-      losses: the lost processes so far.
-      roles: the processes, by their ranks in the job.
-      workers: the new number of workers.
-      leaving: slots whose workers leave for good.
+    Changes `worker_slots`, from which lost workers have been removed.
     """
     working = sorted((r for r, role in enumerate(roles) if role.rank != NO_RANK), key=lambda r: roles[r].rank)
     others = [rank for rank, role in enumerate(roles) if role.rank == NO_RANK]

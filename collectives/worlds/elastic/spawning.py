@@ -155,11 +155,9 @@ def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> 
 
 
 def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
-    """Admit a spawned process. Returns a communicator of all, in which it has the last rank; collective.
+    """Admit a process that rank `first` has spawned, and shares the communicator `pair` with; collective.
 
-    Args:
-      first: the rank of the process that spawned it.
-      pair: on that rank, its communicator with the spawned process; else None.
+    Returns a communicator of all, in which the spawned process has the last rank.
     """
     remote = 1 if everyone.rank == first else 0
     both = everyone.Create_intercomm(first, pair if everyone.rank == first else mpi.COMM_SELF, remote, _MERGE_TAG)
@@ -171,8 +169,7 @@ def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
 def enter(mpi: Any, pair: Any, later: tuple[int, int]) -> Any:
     """Return the communicator of all, on a spawned process that `merge_in` admits.
 
-    Args:
-      later: the rank of the process that spawned it, and the number of processes that are admitted after this one.
+    `later`: the rank of the process that spawned it, and the number of processes that are admitted after this one.
     """
     both = mpi.COMM_SELF.Create_intercomm(0, pair, 0, _MERGE_TAG)
     everyone = both.Merge(high=True)

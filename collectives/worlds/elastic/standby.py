@@ -17,8 +17,7 @@ Messages sent before a rendezvous are discarded with the communicator that they 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +27,6 @@ ALERT_SECONDS = 0.0005  # when a rendezvous is near
 SECONDS_BETWEEN_CHECKS = 0.1  # between two checks that a worker is alive
 
 ASK, READY, MEET, FAILED, DISMISSED = "ready?", "ready", "meet", "failed", "dismissed"
-ALL_LOST, TERMINATED = "all lost", "terminated"  # what a process on standby finds, instead of receiving it
 WORKERS_LOST = (
     "all workers are lost, and with them the state of the run. The run starts anew from its last checkpoint if the "
     "driver calls program.restore(…, missing_ok=True) and the job is started by:  adaptive run --restarts 3 …"
@@ -70,41 +68,3 @@ class ControlMessages:
             return set()
         dead = set(failed.Translate_ranks(None, self._comm.group)) if failed.size else set()
         return dead & set(ranks)
-
-
-def stand_by(
-    messages: ControlMessages,
-    workers: set[int],
-    build_digests: Callable[[], Mapping[str, str]],
-    is_ready: Callable[[], bool],
-    has_to_terminate: Callable[[], bool],
-) -> tuple[str, Any]:
-    """Wait for a message that ends the wait, and return its word and content; `ALL_LOST` if no worker is left.
-
-    Args:
-      workers: the ranks of the workers.
-      build_digests: returns digests of what this process has built.
-      is_ready: returns whether this process could join.
-      has_to_terminate: returns whether this process received a termination signal; then the word is `TERMINATED`.
-    """
-    asked, alert_until, checked = None, 0.0, time.monotonic()
-    while True:
-        message = messages.receive()
-        word, content, sender = message or ("", None, None)
-        if word in (MEET, FAILED, DISMISSED):
-            return word, content
-        if word == ASK:
-            asked = sender
-        if asked is not None and is_ready():
-            messages.send([asked], READY, dict(build_digests()))
-            asked, alert_until = None, time.monotonic() + 5
-        if message is not None:
-            continue
-        if has_to_terminate():
-            return TERMINATED, None
-        now = time.monotonic()
-        time.sleep(ALERT_SECONDS if now < alert_until else IDLE_SECONDS)
-        if now > checked + SECONDS_BETWEEN_CHECKS:
-            checked = now
-            if messages.dead(workers) == workers:
-                return ALL_LOST, None

@@ -26,13 +26,7 @@ _KIND = crc32(b"mailbox")
 
 
 class CreateMailbox(Operation):
-    """The operation that creates a mailbox, `result`, for the processes of the group.
-
-    Args:
-      about: description of the operation, for errors.
-      nbytes: sizes of the vectors that each worker publishes.
-      everyone: returns those processes, by rank.
-    """
+    """The operation that creates a mailbox, `result`, for the processes of the group, which `everyone()` returns."""
 
     agreed = True
 

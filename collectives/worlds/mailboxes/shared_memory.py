@@ -75,9 +75,6 @@ class SharedFile:
 def open_shared(address: FileAddress) -> np.ndarray:
     """Return the memory of another process of this host, read-only.
 
-    Args:
-      address: the address that the other process has sent.
-
     Raises:
       OSError: it cannot be opened.
       ValueError: the path is not a shared file, or another one.

@@ -31,13 +31,7 @@ RowsByWorker = Mapping[int, np.ndarray]  # one part's values, for each worker of
 def by_slices(comm: Any, op: Sliced, rows: RowsByWorker, received: np.ndarray, step: int, hosts: Sequence[int]) -> None:
     """Reduce a part by a `Sliced` reduction into `received`, with the same result on all processes.
 
-    Args:
-      comm: the communicator.
-      op: the reduction.
-      rows: the values of this process's workers.
-      received: receives the result.
-      step: number of the step.
-      hosts: the number of each rank's host.
+    `rows`: the values of this process's workers. `hosts`: the number of each rank's host.
     """
     flat, functions, number = received.reshape(-1), _functions(op), np.int32(step)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -82,11 +76,7 @@ def mixed(
 ) -> RowsByWorker:
     """Return the weighted mean of each worker of this process; its own value if it averages with no other.
 
-    Args:
-      comm: the communicator.
-      weights: the weights of all workers' means; see `Mixed.weights`.
-      rows: the values of this process's workers.
-      carrier: the rank of each worker's process.
+    `weights`: see `Mixed.weights`. `carrier`: the rank of each worker's process.
     """
     here = {worker: np.ascontiguousarray(row) for worker, row in rows.items()}
     elsewhere: dict[tuple[int, int], np.ndarray] = {}
@@ -129,11 +119,9 @@ def _functions(op: Sliced) -> SimpleNamespace:
 
 
 def _senders(comm: Any, values: Sequence[np.ndarray], *, skips_zeros: bool, sends: bool) -> list[list[bool]]:
-    """Return which workers of each process send their values.
+    """Return which workers of each process send: of those that `sends`, all or, with `skips_zeros`, not the zeros.
 
-    Args:
-      skips_zeros: whether workers whose values are zeros do not send, unless all are.
-      sends: whether workers of this process send.
+    If no worker would send, all do.
     """
     senders = comm.allgather([sends and (not skips_zeros or bool(row.any())) for row in values])
     return senders if any(map(any, senders)) else [[True] * len(of_process) for of_process in senders]
@@ -167,14 +155,7 @@ def _all_gather(comm: Any, own: np.ndarray, whole: np.ndarray, sizes: np.ndarray
 
     MPI's own algorithms may send an array to a host several times. So where some processes have nothing to send, as
     where one of each host speaks for the others, arrays pass once around a ring, in which a host's processes are
-    neighbors.
-
-    Args:
-      comm: the communicator.
-      own: this process's array.
-      whole: receives all arrays, by rank.
-      sizes: elements of each process's array.
-      hosts: the number of each rank's host.
+    neighbors. `whole` receives the arrays, by rank; `sizes`: the elements of each.
     """
     if sizes.all():
         comm.Allgatherv(_words(own), _placed(whole, sizes))
@@ -208,12 +189,7 @@ def _words(array: np.ndarray) -> np.ndarray:
 class CustomReductions:
     """The parts of one message that have a custom reduction, and their results.
 
-    Args:
-      buffers: receive buffers of all parts.
-      parts: the parts of each worker of this process.
-      ops: the reduction of each part.
-      world: the world.
-      step: number of the step.
+    `buffers` receive all parts of the message; `ops` are their reductions.
     """
 
     def __init__(
@@ -228,13 +204,7 @@ class CustomReductions:
         self._own: dict[int, RowsByWorker] = {}
 
     def reduce(self, comm: Any, slots: Sequence[Sequence[int]], hosts: Sequence[int]) -> None:
-        """Reduce the parts over all processes.
-
-        Args:
-          comm: the communicator.
-          slots: the worker slots of each process, by rank.
-          hosts: the number of each process's host, by rank.
-        """
+        """Reduce the parts over all processes; `slots`, `hosts`: the worker slots and host of each, by rank."""
         carrier = {worker: rank for rank, own in enumerate(slots) for worker in own}
         workers = self._world.workers
         for j, op in enumerate(self._ops):

@@ -32,10 +32,7 @@ def disagreement_error(
 ) -> WorkerError | DisagreementError:
     """Return the error that the process with rank `own` raises; it has not failed itself.
 
-    Args:
-      everyone: the intents of all processes, by rank.
-      own: this process's rank.
-      threads: the remedy if several threads share a world.
+    `everyone`: the intents of all processes, by rank. `threads`: the remedy if several threads share a world.
     """
     failed = {rank: p.failure for rank, p in enumerate(everyone) if p.failure}
     mine = everyone[own]

@@ -31,11 +31,8 @@ class JaxTransport(Transport):
         raise error
 
     def translate_error(self, error: BaseException) -> None:
-        """Raise a WorkerError in place of an error of the tree or of XLA; close the tree if other processes may still
+        """Raise a WorkerError in place of an error of the tree or of XLA. Closes the tree if other processes may still
         be in the operation.
-
-        Raises:
-          WorkerError: `error` is one of these.
         """
         if self.inside and not isinstance(error, FailureReported | WorkerError | DisagreementError):
             self.comm.close(f"rank {self.rank} has left a collective before its end, by {type(error).__name__}")

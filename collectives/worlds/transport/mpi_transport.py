@@ -80,10 +80,7 @@ class MPITransport(Transport):
 
     def _repair(self, operation: Operation, error: Exception) -> bool:
         """Create a communicator of the survivors, for the next attempt. All survivors call this, in this operation or
-        in the next one.
-
-        Returns:
-          Whether another process had completed the operation; if so, this process has received the result.
+        in the next one. Returns whether this process has received the result from one that had completed the operation.
         """
         noticed = perf_counter()
 
@@ -104,11 +101,7 @@ class MPITransport(Transport):
         return behind
 
     def continue_with_survivors(self, operation: Operation) -> None:
-        """Continue with the survivors, all from the same operation on.
-
-        Raises:
-          MembersChanged: `operation` is not repeated without the lost processes.
-        """
+        """Continue with the survivors: see `Transport.continue_with_survivors`."""
         (survivors, how), self.survivors = self.survivors, None
         self.on_lost(survivors, self.group.lost_in(survivors), how)
         if not operation.repeats:
@@ -139,11 +132,7 @@ class MPITransport(Transport):
         super().check_usable()
 
     def translate_error(self, error: BaseException) -> None:
-        """Raise a WorkerError in place of an error of MPI.
-
-        Raises:
-          WorkerError: `error` is MPI's.
-        """
+        """Raise a WorkerError in place of an error of MPI."""
         if isinstance(error, self.mpi.Exception):
             raise WorkerError(
                 f"rank {self.rank} of {self.processes}: MPI failed ({error.Get_error_string()}). Most likely another "

@@ -101,7 +101,6 @@ class StateTransfer(Operation):
     Small objects are broadcast. Arrays are sent in parallel: each process with the state serves some joining ones.
 
     Args:
-      about: see `World`.
       make: returns small objects and arrays; called on some processes with the state.
       room: returns arrays to receive into; called on joining processes.
       has_state: whether this process has the state.
@@ -122,11 +121,7 @@ class StateTransfer(Operation):
         self.result: TransferPayload | None = None
 
     def carry_out(self, comm: Any) -> None:
-        """Send the state to all processes that lack it.
-
-        Raises:
-          WorkerError: no process has the state.
-        """
+        """Send the state to all processes that lack it. Raises WorkerError if none has it."""
         has_state = comm.allgather(self._has_state)
         senders, receivers = ([rank for rank, has in enumerate(has_state) if has is wanted] for wanted in (True, False))
         if not senders:
@@ -152,10 +147,8 @@ class RunOnce(Operation):
 
     Not repeated after a loss, because it may have consumed its data.
 
-    Args:
-      about, more, kind, text: see `Operation`.
-      function: stores its results elsewhere: the watchdog's thread may hold the last reference to this operation, and
-        must not free JAX arrays when the interpreter ends.
+    `function` stores its results elsewhere: the watchdog's thread may hold the last reference to this operation, and
+    must not free JAX arrays when the interpreter ends.
     """
 
     repeats = False

@@ -51,10 +51,7 @@ class ProcessGroup:
 def all_processes(comm: Any, host: Any, n_devices: int) -> tuple[Process, ...]:
     """Return all processes of a communicator, by rank. Communicates.
 
-    Args:
-      comm: the communicator.
-      host: the communicator of this host's processes.
-      n_devices: number of this process's devices, with one worker on each.
+    `host`: the communicator of this host's processes. `n_devices`: of this process, with one worker on each.
     """
     number = host.bcast(comm.rank)
     return as_processes(comm.allgather((n_devices, platform.node(), number, os.getpid())))

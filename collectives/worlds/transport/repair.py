@@ -45,11 +45,7 @@ def enabled(environ: MutableMapping[str, str] = os.environ) -> bool:
 
 
 def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Return whether a world continues when processes are lost.
-
-    Args:
-      lost: "continue", "stop", or None to continue if the job was started with fault tolerance.
-      environ: the environment variables.
+    """Return whether a world continues when processes are lost; `lost`: see `world`.
 
     Raises:
       ValueError: `lost` has another value.
@@ -70,10 +66,7 @@ def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -
 def repair(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
     """Return a communicator of the survivors, and the result of `level`. Called by all survivors.
 
-    Args:
-      mpi: the module `mpi4py.MPI`.
-      comm: the communicator in which processes were lost.
-      level: `level(new_comm)` lets all survivors complete the failed operation; may be called several times.
+    `level(new_comm)` lets all survivors complete the failed operation; it may be called several times.
     """
     error: Exception | None = None
     while True:

@@ -196,11 +196,7 @@ class Transport(ABC):
         raise FailureReported if operation.failure else disagreement_error(intents, operation.rank, self.advice)
 
     def check_usable(self) -> None:
-        """Raise unless the calling thread can begin an operation now. Called with the lock held.
-
-        Raises:
-          CollectiveError: the world is closed.
-        """
+        """Raise CollectiveError unless the calling thread can begin an operation now. Called with the lock held."""
         self.lifetime.check_open()
         self.threads.setdefault(get_ident(), current_thread().name)
 
@@ -208,24 +204,14 @@ class Transport(ABC):
     def settle(self, operation: Operation, error: Exception | None) -> bool:
         """Agree with the other processes whether an attempt at an operation succeeded, since some may be lost.
 
-        Args:
-          operation: the operation.
-          error: the error of this process's attempt; None if it succeeded.
-
-        Returns:
-          Whether the operation is completed. If not, `survivors` is set, and the operation must be performed again.
+        Returns whether the operation is completed; if not, `survivors` is set, and it must be performed again.
 
         Raises:
-          Exception: `error`, if losses are not survived, or no process was lost.
+          Exception: `error` of this process's attempt, if losses are not survived, or no process was lost.
         """
 
     def continue_with_survivors(self, operation: Operation) -> None:  # noqa: B027  (not all survive losses)
-        """Continue with the survivors of a loss, all from the same operation on.
-
-        Raises:
-          MembersChanged: `operation` is not repeated without the lost processes.
-          WorkerError: too few workers are left.
-        """
+        """Continue with the survivors of a loss, all or raise MembersChanged."""
 
     @abstractmethod
     def translate_error(self, error: BaseException) -> None:
