@@ -84,18 +84,19 @@ def checked_islands(what: str, islands: Any, capacity: int | None, name: str = "
     Raises:
       CollectiveError: `islands` are not lists of workers, or a worker is in none of them, or in two.
     """
-    example = f"Write\n    {name}=[[0, 1], [2, 3]]        or  {name}=comm.by_host(world)"
     try:
         found = tuple(tuple(sorted(whole(worker) for worker in island)) for island in islands)  # type: ignore[type-var]
+        workers = sorted(worker for island in found for worker in island)  # type: ignore[type-var]
     except TypeError:
-        raise error(what, f"{name}={islands!r} are not lists of workers. {example}") from None
-    workers = sorted(worker for island in found for worker in island if worker is not None)
-    if not workers or not all(found) or len(set(workers)) < len(workers):
-        raise error(what, f"{name}={islands!r}: each worker must be in one of them, and none empty. {example}")
-    if workers != list(range(len(workers))) or (capacity is not None and len(workers) != capacity):
-        wanted = len(workers) if capacity is None else capacity
-        raise error(what, f"{name}={islands!r} must hold each of the {wanted} workers, from 0 on, once. {example}")
-    return found  # type: ignore[return-value]
+        found, workers = (), []
+    if found and all(found) and workers == list(range(len(workers) if capacity is None else capacity)):
+        return found  # type: ignore[return-value]
+    who = "each worker" if capacity is None else f"each of the {capacity} workers"
+    raise error(
+        what,
+        f"{name}={islands!r} must be lists of workers, which hold {who}, from 0 on, once. Write\n"
+        f"    {name}=[[0, 1], [2, 3]]        or  {name}=comm.by_host(world)",
+    )
 
 
 def by_host(world: World) -> tuple[tuple[int, ...], ...]:

@@ -98,49 +98,27 @@ def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
       CollectiveError: the name is unknown; or a step's pairs are not pairs, name a worker twice, or name one that
         does not exist.
     """
-    if isinstance(schedule, str):
-        if schedule not in NAMED:
-            names = ", ".join(map(repr, NAMED))
-            raise error(
-                what, f"schedule= must be one of {names}, or your own pairs; got {schedule!r}. For example:\n{_EXAMPLE}"
-            )
+    if isinstance(schedule, str) and schedule in NAMED:
         return NAMED[schedule]
     try:
         turns = tuple(tuple(tuple(map(whole, pair)) for pair in turn) for turn in schedule)
     except TypeError:
-        raise error(
-            what, f"schedule={schedule!r} is neither a name nor a list of pairs per step:\n{_EXAMPLE}"
-        ) from None
-    if not turns:
-        raise error(
-            what,
-            f"schedule={schedule!r} is empty. Pass the pairs of at least one step:\n{_EXAMPLE}",
-        )
-    for number, turn in enumerate(turns):
-        _check_turn(what, number, turn, workers)
-    return Matchings(turns)  # type: ignore[arg-type]
+        turns = ()
+    if turns and all(_is_matching(turn, workers) for turn in turns):
+        return Matchings(turns)  # type: ignore[arg-type]
+    there = "numbers of workers, from 0 on" if workers is None else f"numbers of workers, from 0 to {workers - 1}"
+    raise error(
+        what,
+        f"schedule={schedule!r} must be one of {', '.join(map(repr, NAMED))}; or, for each step, pairs of {there}, in "
+        "which no worker is named twice:\n"
+        "    schedule=[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]      the first step's pairs, the second's, and again",
+    )
 
 
-def _check_turn(what: str, number: int, turn: Sequence[tuple[int | None, ...]], workers: int | None) -> None:
-    seen: set[int] = set()
-    for pair in turn:
-        if len(pair) != 2 or None in pair:
-            raise error(what, f"schedule[{number}] contains {pair}, which is not a pair of workers:\n{_EXAMPLE}")
-        for worker in pair:
-            assert worker is not None
-            if worker in seen:
-                raise error(
-                    what,
-                    f"schedule[{number}] is not a matching: it names worker {worker} twice, but a worker can be "
-                    f"averaged with only one other per step:\n{_EXAMPLE}",
-                )
-            if worker < 0 or (workers is not None and worker >= workers):
-                there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"
-                raise error(what, f"schedule[{number}] names worker {worker}: {there}.")
-            seen.add(worker)
-
-
-_EXAMPLE = "    schedule=[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]      the first step's pairs, the second's, and again"
+def _is_matching(turn: Sequence[tuple[int | None, ...]], workers: int | None) -> bool:
+    named = [worker for pair in turn for worker in pair]
+    exist = all(worker is not None and 0 <= worker < (workers or worker + 1) for worker in named)
+    return exist and all(len(pair) == 2 for pair in turn) and len(set(named)) == len(named)
 
 
 T = TypeVar("T")

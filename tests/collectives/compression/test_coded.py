@@ -254,7 +254,10 @@ def test_dropped_contributions_are_in_no_code():
     [
         ({"wire": "4bit", "rounding": "up"}, "rounding= must be .*; got 'up'"),
         ({"wire": "4bit", "op": "max"}, "wire= is for means and sums"),
-        ({"wire": "4bit", "hosts": [[0], [1]]}, r"hosts=\[\[0\], \[1\]\] must hold each of the 3 workers"),
+        (
+            {"wire": "4bit", "hosts": [[0], [1]]},
+            r"hosts=\[\[0\], \[1\]\] must be lists of workers, which hold each of the 3 workers",
+        ),
         ({"wire": jnp.bfloat16, "hosts": [[0, 1], [2]]}, "hosts= is for compressed formats"),
     ],
 )

@@ -139,18 +139,6 @@ def test_memory_that_cannot_be_opened_is_asked_for(mailboxes, monkeypatch):
     until(lambda: seen(second.look(0, 1, 3)) == 5)
 
 
-def test_the_room_of_a_result_is_used_again_at_the_next_look(mailboxes):
-    first, second = mailboxes((0, 0))
-    first.publish(0, 3, constant(5))
-    addresses = set()
-    for _ in range(4):
-        found = second.look(0, 1, 3)
-        assert seen(found) == 5
-        addresses.add(found[0].ctypes.data)
-        assert second.look(0, 1, 4) is None
-    assert len(addresses) == 1
-
-
 def test_a_mailbox_that_is_stopped_is_asked_in_vain(mailboxes):
     owner, asks = mailboxes((0, 1))
     owner.publish(0, 3, constant(5))

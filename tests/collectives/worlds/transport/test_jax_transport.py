@@ -97,18 +97,6 @@ def test_after_a_disagreement_a_world_is_closed_if_a_process_leaves_it(leaves, o
     assert second == (leaves, 2, True)
 
 
-def test_a_reported_failure_ends_the_operation_of_the_others():
-    def work(transport):
-        if transport.rank == 1:
-            transport.report_failure("in step 3: OSError")
-        else:
-            with pytest.raises(WorkerError, match="rank 1 failed in step 3: OSError"):
-                transport.barrier()
-        return transport.lifetime.closed, transport.comm.closed
-
-    assert on_processes(2, work) == [(False, "")] * 2
-
-
 def test_a_collective_is_left_before_its_end_only_with_a_closed_tree():
     def work(transport):
         with pytest.raises(KeyboardInterrupt):

@@ -14,7 +14,6 @@ from adaptive.base.world import MembersChanged
 from collectives.worlds.transport.mpi_channel import ReduceByMPI
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES, WHOLE_BYTES
 from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
-from collectives.worlds.transport.process_group import ProcessGroup
 from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 from tests.speed import limit
 
@@ -167,20 +166,6 @@ def test_a_reported_failure_ends_the_operation_of_the_others():
     assert Job(2).run(use) == [(False, False, False)] * 2
 
 
-def test_after_an_error_in_an_operation_that_others_may_still_be_in_there_are_no_more():
-    def use(comm):
-        transport = transport_of(comm, survives=False)
-        with pytest.raises(ZeroDivisionError), transport.collective(Operation("a step", "", 7)):
-            1 / 0  # noqa: B018
-        assert not transport.inside
-        assert transport.torn
-        with pytest.raises(WorkerError, match="rank 0 left a collective by an error while the others were in it"):
-            transport.barrier()
-        return transport.operation.about, transport.activity.begun, transport.lock.locked()
-
-    assert Job(1).run(use) == [("a step", 1, False)]
-
-
 @pytest.mark.parametrize(
     ("level", "main", "is_refused"),
     [(MPI.THREAD_MULTIPLE, False, False), (MPI.THREAD_SERIALIZED, True, False), (MPI.THREAD_SERIALIZED, False, True)],
@@ -223,19 +208,6 @@ def test_a_group_of_several_hosts_sums_large_pieces(hosts, one_host):
         transport = transport_of(comm, hosts)
         assert transport.group.one_host is one_host
         assert transport.piece_bytes == (PIECE_BYTES if one_host else WHOLE_BYTES)
-        return True
-
-    assert Job(3).run(use) == [True] * 3
-
-
-def test_of_a_group_that_was_left_the_watchdog_watches_only_the_others():
-    def use(comm):
-        transport = transport_of(comm)
-        everyone = transport.group.everyone
-        transport.watchdog = watchdog = Watchdog()
-        transport.world_number = 5
-        transport.set_group(ProcessGroup(comm, everyone[1:]))
-        assert watchdog.watched == [(5, everyone[1:], comm.rank)]
         return True
 
     assert Job(3).run(use) == [True] * 3
