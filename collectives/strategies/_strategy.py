@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class Strategy:
       update: `update(state, grads, when) -> (state, avg_grads)`, for `hybrid`: applies gradients, and sends its
         collectives only if `when` is true; `when=None` means always.
       counts: returns whether `average` includes this replica; `None` means always.
-      kind: type of the state: other types are rejected, and `find` looks for it; `None` disables both.
+      kind: type of the state, a named tuple of its own: other types are rejected, and `find` looks for it.
 
     Raises:
       CollectiveError: by its functions, if they get a state that is not of type `kind`.
@@ -63,14 +63,12 @@ class Strategy:
     take: Callable[[Any, ValueAndGrad, Any], Stepped]
     per_worker_state: Callable[[Any], Any]
     model: Callable[[Any], Any]
+    kind: type
     replica: Callable[[Any], Any] | None = None
     update: Callable[[Any, Any, jax.Array | None], tuple[Any, Any]] | None = None
     counts: Callable[[Any], Any] | None = None
-    kind: type | None = None
 
     def __post_init__(self) -> None:
-        if self.kind is None:
-            return
         for name in ("take", "per_worker_state", "model", "replica", "update", "counts"):
             function = getattr(self, name)
             if function is not None:
@@ -79,20 +77,20 @@ class Strategy:
     def _checked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def of_kind(state: Any, *args: Any, **options: Any) -> Any:
-            if not isinstance(state, cast(type, self.kind)):
+            if not isinstance(state, self.kind):
                 raise self._not_of_kind("step" if name == "take" else name, state)
             return function(state, *args, **options)
 
         return of_kind
 
     def _not_of_kind(self, what: str, state: Any) -> CollectiveError:
-        kind, within = cast(type, self.kind), self._within(state)
+        kind, within = self.kind, self._within(state)
         advice = f"Its state is  state{next(iter(within))}" if within else "Pass the result of strategy.init(params)."
         return error(f"{self.name}.{what}", f"needs a {kind.__name__}, and got a {type(state).__name__}. {advice}")
 
     def _within(self, state: Any) -> dict[str, Any]:
         """Return the states of this strategy inside a larger state, keyed by path; "" stands for the whole state."""
-        kind = cast(type, self.kind)
+        kind = self.kind
         nodes = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda node: isinstance(node, kind))
         return {jax.tree_util.keystr(path): node for path, node in nodes if isinstance(node, kind)}
 
@@ -105,8 +103,6 @@ class Strategy:
         Raises:
           CollectiveError: the larger state holds no state of this strategy, or several.
         """
-        if self.kind is None:
-            return state
         found = self._within(state)
         if len(found) == 1:
             return next(iter(found.values()))
@@ -174,7 +170,7 @@ def one_step(
         state, avg_grads = update(state, grads, None)
         return state, loss, grads, avg_grads
 
-    return Strategy(name, init, take, per_worker_state, model, replica, update, counts, kind)
+    return Strategy(name, init, take, per_worker_state, model, kind, replica, update, counts)
 
 
 def average(program: Program, strategy: Strategy, *, state: Callable[[Any], Any] | None = None) -> Any:
