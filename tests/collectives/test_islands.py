@@ -13,8 +13,6 @@ from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 from collectives._islands import WithinIslands, checked_islands, island_sum
 
-COVERS = ("collectives/_islands.py",)
-
 
 def test_each_worker_has_the_sum_of_its_island_over_microbatches():
     def driver(state, batch):

@@ -101,7 +101,7 @@ class MPITransport(Transport):
         return behind
 
     def continue_with_survivors(self, operation: Operation) -> None:
-        """Continue with the survivors: see `Transport.continue_with_survivors`."""
+        """Continue with the survivors, or raise MembersChanged: see `Transport.continue_with_survivors`."""
         (survivors, how), self.survivors = self.survivors, None
         self.on_lost(survivors, self.group.lost_in(survivors), how)
         if not operation.repeats:
