@@ -163,9 +163,7 @@ def _check_every(every: int, name: str, where: str) -> int:
 
 
 def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
-    """Return the names of the function's parameters for the values. Raises already when the program is built if the
-    function cannot be called with them.
-    """
+    """Return the names of the function's parameters for the values."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some built-in functions have none

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive.base.decision import Decision, Limits, Observation
 from controllers._policy import Policy
-from controllers.timing._allocate import allocate, level_of_lines, water_level
+from controllers.timing._allocate import allocate, water_level
 from controllers.timing._batch_time import BatchTime
 from controllers.timing._time_model import TimeModel
 from controllers.timing.seconds import active_of, check_times, inputs_of, seconds_of, shares_of
@@ -48,22 +48,18 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
     steps that it observes, and solves exactly for the integer split with the smallest `max_i t_i(b_i)`. Where times
     are proportional to the batch, that is the split by speed; a worker that is slow at any size keeps its batch.
 
-    Reacts to a change of speed after the first step that shows it, if the gain exceeds what noise can produce in so
-    few steps; after the second one if recent changes turned out to be pauses, or if a decision holds for several
-    steps. Speeds that drift are extrapolated by their trend. Splits whatever global batch other hooks request.
+    Reacts to a change of speed after the first step that shows it, if the gain exceeds the noise; after the second one
+    if recent changes were pauses. Drifting speeds are extrapolated. Splits whatever global batch other hooks request.
 
     If steps turn out to be longer than with the split before, the policy goes back to it, and waits before the next
-    change, longer after each one in vain. It goes back to equal shares after 100 steps in a row without measurements of
-    all workers, such as beside a compiler that slows the steps down.
+    change, longer after each one in vain. It goes back to equal shares after 100 steps in a row that were not measured
+    on all workers, such as beside a compiler.
 
     Sizes are multiples of the largest power of two that makes the step at most 2 % longer than the best split. The
-    expected time of a size includes the overhead of its microbatches (`Limits.call_overhead`). If microbatches have no
-    overhead, the candidates are the program's quantum, half of it, and so on.
+    time of a size includes the overhead of its microbatches (`Limits.call_overhead`).
 
-    *Links.* In a federated program a round is some local steps and the transfer of a model, which takes longer over
-    some links than over others. A second value of the hook has each worker's transfer seconds; the policy then
-    balances the sum of both. Supply what you know, such as bytes over the bandwidth of each link. A round does not show
-    these times: all wait until the last model has arrived.
+    *Links.* In a federated program a round is some local steps and the transfer of a model. A second value of the hook
+    has the seconds of each worker's link, such as bytes over bandwidth; the policy then balances the sum of both.
 
         ctrl.hook(ctrl.balance(dead_band=0.05), seconds, link_seconds)
 
@@ -106,23 +102,22 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         decision, comparison = decide(observation, state)
         stretches = (comparison.missing or REST) if state.steps > 1 else 0
         return decision, state._replace(
-            model=state.model.decided(),
+            model=state.model._replace(waiting=np.asarray(0)),
             comparison=comparison,
             rests_until=np.asarray(observation.step + stretches * state.steps),
             moved=state.moved | (decision is not None),
         )
 
     def learn(observation: Observation, state: BalanceState) -> BalanceState:
-        """Update the state with a step."""
         seconds, links, ran = seconds_of(observation, "balance"), _links(observation), observation.previous_batch_sizes
         missing = not np.isfinite(seconds[np.asarray(ran) > 0]).all()
         stretch, ended = state.stretch.add(ran, seconds + links, stretch_seconds)
         for latest in ended:
             model, before = state.model, int(state.steps)
             if before and latest.steps != before:
-                model = model.with_longer_means(latest.steps / before)
+                model = model._replace(pace=model.pace.with_longer_means(latest.steps / before))
             model = model.observe(latest.sizes, latest.seconds - links)
-            comparison = state.comparison.see(latest.sizes, latest.slowest, model.jumped)
+            comparison = state.comparison.see(latest.sizes, latest.slowest, bool(model.pace.jumped.any()))
             state = state._replace(steps=np.asarray(latest.steps), model=model, comparison=comparison)
         return state._replace(stretch=stretch, unmeasured=np.asarray(state.unmeasured + 1 if missing else 0))
 
@@ -145,7 +140,6 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         return _asked(split, observation, note), comparison.moved(gain)
 
     def why(observation: Observation, state: BalanceState) -> str:
-        """Return why no other split is asked for."""
         found = _prospect(observation, state.model, dead_band)
         if isinstance(found, str):
             return found
@@ -157,14 +151,11 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
             return f"{said}, and a change needs {found.band:.1%}"
         return f"{said}; none was found that is worth a change, or the last ones did not help when they were tried"
 
-    def rests_until(state: BalanceState) -> int:
-        return int(state.rests_until)
-
-    return Policy(init, update, "balance", ("seconds", "link_seconds"), _check, rests_until, why)
+    reads = "seconds", "link_seconds"
+    return Policy(init, update, "balance", reads, _check, lambda state: int(state.rests_until), why)
 
 
 def _check(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check the values of the hook: see `Policy.check`."""
     check_times(values, n_workers, policy)
     if len(values) > 2:
         raise ValueError(
@@ -193,28 +184,17 @@ def _asked(split: np.ndarray, observation: Observation, note: str) -> Decision:
 
 
 class _Prospect(NamedTuple):
-    """The present split of active workers, and the best that another one can reach.
+    """The present split of active workers, and the best that another one can reach."""
 
-    Attributes:
-      total: the requested batch.
-      times: the workers' step times, with their links.
-      stay: the present split, scaled to the requested batch.
-      seconds: of each worker with it.
-      least, most: bounds of the sizes for which times are trusted.
-      now: seconds of the slowest worker.
-      ideal: a lower bound of them with any split.
-      band: the least relative gain that is worth a change.
-    """
-
-    total: int
-    times: BatchTime
-    stay: np.ndarray
-    seconds: np.ndarray
-    least: np.ndarray
+    total: int  # the requested batch
+    times: BatchTime  # with the links
+    stay: np.ndarray  # the present split, scaled to the requested batch
+    seconds: np.ndarray  # of each worker with it
+    least: np.ndarray  # bounds of the sizes for which times are trusted
     most: np.ndarray
-    now: float
-    ideal: float
-    band: float
+    now: float  # seconds of the slowest worker
+    ideal: float  # a lower bound of them with any split
+    band: float  # the least relative gain that is worth a change
 
     def is_worth(self, seconds: float) -> bool:
         """Return whether a split with so many seconds of the slowest worker is worth a change."""
@@ -225,7 +205,7 @@ def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _
     """Return how long steps take with the present split, and at least with any; or why that is not known."""
     total, limits, active = observation.global_batch, observation.limits, active_of(observation)
     if model.waiting > 1 or model.pace.trust < 0.5:  # a jump that one step of several shows may be a pause
-        model = model._replace(pace=model.pace.without_latest_jumps())
+        model = model._replace(pace=model.pace.without_jumps(model.pace.jumped))
     model, links = model.of(active), np.broadcast_to(_links(observation), len(limits.lower))[active]
     lower, upper = limits.arrays.lower[active], limits.arrays.upper[active]
     sizes = np.asarray(observation.batch_sizes)[active]
@@ -250,18 +230,14 @@ def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _
     least = np.maximum(lower, (np.minimum(model.smallest, stay) / GROWTH**2).astype(np.int64))
     most = upper if most.sum() < total else most
     now, band = float(seconds.max()), max(dead_band, _noise_band(model, stay, seconds, links))
-    ideal = level_of_lines(total, times)
-    if now - ideal > band * now:
-        ideal = water_level(total, times, least, most)
-    return _Prospect(total, times, stay, seconds, least, most, now, float(ideal), band)
+    return _Prospect(total, times, stay, seconds, least, most, now, water_level(total, times, least, most), band)
 
 
 def _best_split(found: _Prospect, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
     """Return the split with the least time, and the workers' seconds, including the overhead of microbatches.
 
-    Multiples of a large quantum need few microbatches, but are far from the best split; multiples of a small one need
-    many. Of the quanta that lose less than `LOSS`, relatively, the largest is taken: it has few different sizes, so
-    these recur and get kernels of their own. Ties are broken towards the present split.
+    Multiples of a large quantum need few microbatches and recur, but are far from the best split. The largest quantum
+    that loses less than `LOSS`, relatively, is taken. Ties are broken towards the present split.
     """
     total, stay, unit = found.total, found.stay, limits.multiple
     overhead = limits.call_overhead * found.seconds / stay  # seconds of another microbatch
@@ -281,11 +257,9 @@ def _best_split(found: _Prospect, limits: Limits) -> tuple[np.ndarray, np.ndarra
 
 
 def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray, links: np.ndarray) -> float:
-    """Return the relative lag of the slowest of n equal workers that noise alone can explain.
+    """Return the relative gain that noise alone can promise: `BAND` deviations above the expected maximum of n workers.
 
-    That is `BAND` standard deviations more than the expected maximum of n. It is smaller if the fastest worker is late,
-    because the others could take over little; and 0 while the slowest worker's speed drifts, or most workers' do,
-    because following is then worth more than avoiding a false alarm.
+    0 while the slowest worker's speed drifts, or most workers' do, because following is then worth more.
     """
     n, slowest = len(seconds), np.argmax(seconds)
     unsettled = model.pace.unsettled

@@ -67,13 +67,10 @@ class Comparison(NamedTuple):
         return cls(nothing, nothing, np.asarray(False), zero, zero, none, none)
 
     def see(self, sizes: np.ndarray, slowest: float, changed: bool) -> Comparison:
-        """Add a stretch.
+        """Add a stretch with the mean seconds of the slowest worker; NaN if unknown.
 
-        Args:
-          sizes: shape=(n,), int64.
-          slowest: seconds of the slowest worker, the mean over the steps; NaN if unknown.
-          changed: whether a worker's speed has changed. Earlier measurements are forgotten then, unless the split is so
-            new that it may be the reason.
+        If a worker's speed has `changed`, earlier measurements are forgotten, unless the split is so new that it may be
+        the reason.
         """
         if not slowest > 0:
             return self
@@ -92,9 +89,7 @@ class Comparison(NamedTuple):
     def allows(self, gain: float, steps: int) -> bool:
         """Return whether a split with this predicted relative gain may replace the present one.
 
-        Args:
-          gain: the predicted relative gain.
-          steps: number of steps in the latest stretch. If it is 1, the present split needs no measurements.
+        In stretches of several `steps`, the present split must have been measured.
         """
         return bool((self.here.looks >= LEAST or steps == 1) and (self.wait == 0 or gain > MORE * self.in_vain))
 
@@ -103,15 +98,7 @@ class Comparison(NamedTuple):
         return self._replace(other=self.here, back=np.asarray(False), expected=np.asarray(gain))
 
     def verdict(self, sizes: np.ndarray, total: int) -> tuple[np.ndarray | None, Comparison]:
-        """Judge the present split.
-
-        Args:
-          sizes: the present split; shape=(n,), int64.
-          total: the global batch that is requested.
-
-        Returns:
-          The split to change to, shape=(n,), or None; and the state after that.
-        """
+        """Judge the present split. Returns the one to change to, shape=(n,), or None; and the state after that."""
         here, other = self.here, self.other
         if not other.looks or not same(here.sizes, sizes):
             return None, self

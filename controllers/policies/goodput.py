@@ -1,16 +1,14 @@
 """`goodput_batch` and `goodput_workers`: the global batch, and the number of workers, of the fastest training progress.
 
-Examples per second rise with the batch, as the fixed cost of a step is spread over more of them; the progress per
-example falls once the batch is larger than the noise scale. Their product, the *goodput*, has a maximum. With balanced
-workers and linear step times, a step takes `T(B) = a + B/V`, and
+Examples per second rise with the batch; the progress per example falls once the batch is larger than the noise scale.
+Their product is the *goodput*. With balanced workers and linear step times, a step takes `T(B) = a + B/V`, and
 
     goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
 
 the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead.
 
-A step of n workers takes as long as the slowest one computes, with the best split of the batch, and the exchange among
-n workers; the first falls with n, the second grows. The gain of another worker is compared with the average gain per
-worker so far.
+A step of n workers takes as long as the slowest one computes, which falls with n, and the exchange, which grows. The
+gain of another worker is compared with the average gain per worker so far.
 """
 
 from __future__ import annotations
@@ -48,18 +46,15 @@ def goodput_batch(
 ) -> Policy:
     """Return a policy that sets the global batch by goodput: examples per second times progress per example.
 
-    If communication is slow or workers have large fixed costs, the batch exceeds the noise scale; if machines are busy
-    with few examples, it stays below.
-
         noise = mon.noise_scale(grads, avg_grads)
         seconds = comm.all_gather(mon.compute_seconds())
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    Step times are learned as in `balance`, and the batch is assumed to be split as `balance` splits it. The seconds of
-    a step besides computing are assumed not to depend on the batch. The expected gain of a larger batch uses the noise
-    scale's lower bound, that of a smaller one the upper bound. Pass the noise scale of the optimizer in use:
-    `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam; see "Which noise scale?" in the documentation.
+    With slow communication or large fixed costs the batch exceeds the noise scale. Step times are learned as in
+    `balance`, which is assumed to split the batch; the seconds besides computing are assumed not to depend on it. The
+    expected gain of a larger batch uses the noise scale's lower bound, that of a smaller one the upper bound. Pass the
+    noise scale of the optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.
@@ -96,31 +91,23 @@ def goodput_workers(
 ) -> Policy:
     """Return a policy that sets the number of workers and the global batch by goodput.
 
-    The goodput is examples per second times progress per example.
-
         noise = mon.noise_scale(grads, avg_grads)
         seconds = comm.all_gather(mon.compute_seconds())
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
 
-    Step times are learned for each worker as in `balance`, and the batch is assumed to be split as `balance` splits it;
-    for workers that were never measured the mean of the others is used. The exchange's dependence on the number of
-    workers is learned whenever that number changes. While requested workers have not arrived or have not been measured,
-    the policy waits.
+    As `goodput_batch`; for workers that were never measured the mean of the others is used. How the exchange depends on
+    the number of workers is learned when that changes. The policy waits until requested workers are measured.
 
     Args:
       min_workers, max_workers: bounds; by default the available workers.
-      min_batch, max_batch: bounds; by default what the workers can hold.
-      growth: largest factor by which one decision may change the batch and the number of workers.
-      gain: least expected ratio of new to old goodput for a change; more is required for more workers.
-      factor: the noise scale is multiplied by this, for instance by a measured critical batch over the noise scale.
+      min_batch, max_batch, growth, gain, factor, multiple: as for `goodput_batch`; more gain is required for more
+        workers.
       worth: from 0 to 1, required marginal gain of a worker relative to the average gain per worker: p percent more
         workers must bring more than `worth * p` percent more goodput. With 0 every worker with any gain is used.
-      multiple: batches are multiples of this; by default of the quantum times the number of workers.
 
     Returns:
-      A policy for a hook with a noise scale, the workers' compute seconds, shape=(n,), and the seconds of a whole
-      iteration.
+      A policy for a hook with the values of `goodput_batch`.
 
     Raises:
       ValueError: an argument is out of range.
@@ -228,10 +215,7 @@ class _Team(NamedTuple):
 
 
 def _team(observation: Observation, fit: BatchTime, workers: int) -> _Team:
-    """Return the active workers if there were `workers` members.
-
-    The highest slots leave first, and the lowest free slots are filled; members that take no examples stay that way.
-    """
+    """Return the active workers if there were `workers` members: the highest slots leave, the lowest are filled."""
     n, there, limits = len(observation.batch_sizes), observation.members, observation.limits
     active = active_of(observation)
     free = [slot for slot in range(n) if slot not in there]
@@ -258,7 +242,6 @@ def _numbers(rule: _Rule, observation: Observation) -> list[int]:
 
 
 def _batches(rule: _Rule, observation: Observation, team: _Team) -> list[int]:
-    """Return the batches to compare for a team."""
     now, least = observation.global_batch, int(team.lower.sum())
     most = min(int(team.upper.sum()), observation.limits.examples)
     low, high = within(rule.min_batch, rule.max_batch, least, most)
@@ -292,7 +275,6 @@ def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
 
 
 def _observed(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:
-    """Return the exchange's model after a step; skipped if the seconds of a worker with examples are unknown."""
     took = sizes > 0
     busy = seconds[took]
     known = (busy > 0).all() and (busy < np.inf).all() and took.any()

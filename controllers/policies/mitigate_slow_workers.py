@@ -18,7 +18,6 @@ from .balance import balance
 
 SWAP_SECONDS = 0.5  # a join and a split, measured at some 0.02 s, and the joining worker's first step
 SHAPE_ERROR = 0.5  # part of a change of size by which the model's time of the new size may be wrong
-_NOTES = 4  # onsets of one step that a note describes
 _NOTHING = Decision()
 
 
@@ -46,11 +45,10 @@ def mitigate_slow_workers(
 
         ctrl.hook(ctrl.mitigate_slow_workers(), comm.all_gather(mon.compute_seconds()), every=5)
 
-    A worker is slow from a change point on: by more than noise explains, and by at least 10 %, its time became longer,
-    both over its own past and over the other workers' times. Changes that most workers share, gradual drift, and pauses
-    of single steps do not count. While it is slow, the policy adds up the seconds that it costs, over steps in which it
-    had its former speed; the remedies are ordered by their cost, and the next one is taken when the seconds lost exceed
-    it. So the total cost is at most about twice that of the best choice in hindsight:
+    A worker is slow from a change point on: by more than noise explains, and by at least 10 %, its time became longer
+    than its own before and than the others'. Changes that most workers share, gradual drift, and pauses of single steps
+    do not count. While it is slow, the policy adds up the seconds that it costs, and takes the next remedy when they
+    exceed its cost. So the total cost is at most about twice that of the best choice in hindsight:
 
     1. *Balance*, which costs next to nothing: the inner policy decides the split throughout.
     2. *Swap*: a worker of the reserve joins. When it has, the slow one gets a share of 0. It stays a member without
@@ -87,11 +85,11 @@ def mitigate_slow_workers(
         return MitigationState(
             balance=inner.init(n_workers),
             model=TimeModel.init(n_workers),
-            scale=np.ones(n_workers),
+            scale=zeros + 1,
             resized=zeros,
-            resized_in=np.zeros(n_workers, np.int64),
+            resized_in=zeros.astype(np.int64),
             changes=ChangePoints.init(n_workers),
-            since=np.zeros(n_workers, np.int64),
+            since=zeros.astype(np.int64),
             told=none,
             lost=zeros,
             replacing=none,
@@ -136,10 +134,9 @@ def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState
 
 
 def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> MitigationState:
-    """Return the state with the changes of size between the latest two steps.
+    """Return the state with the changes of size between the latest two steps, by the model's times at the change.
 
-    The model's times of the old and the new size are compared once, at the change: it learns more about them later, and
-    that must not look like a change of speed.
+    What the model learns about these sizes later must not look like a change of speed.
     """
     before = state.model.sizes
     changed = (before != sizes) & (before > 0) & (sizes > 0)
@@ -155,10 +152,7 @@ def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> Mitigation
 
 
 def _explained_by_size(step: int, onset: Onset, state: MitigationState) -> bool:
-    """Return whether a change may be an error of the model, which knew no time of a new size.
-
-    Times lie between constant and proportional; the model rarely errs by more than half of that range.
-    """
+    """Return whether a change may be an error of the model, which knew no time of a new size."""
     slot = onset.worker_slot
     near = abs(step - onset.steps - int(state.resized_in[slot])) <= 2 * BLOCK
     return near and math.log(onset.factor) < SHAPE_ERROR * abs(float(state.resized[slot]))
@@ -167,8 +161,7 @@ def _explained_by_size(step: int, onset: Onset, state: MitigationState) -> bool:
 def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Return the seconds lost to each worker in `steps` steps like this one; shape=(n,).
 
-    That is the time for which others wait for it, plus what the step would be shorter, ideally split, with the worker's
-    former speed.
+    Others wait for it, and with its former speed the step, ideally split, would be shorter.
     """
     known = (seconds > 0) & (seconds < np.inf)
     lost = np.zeros(len(sizes))
@@ -186,17 +179,12 @@ def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.
 
 def _reported(state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
     """Return notes on slow phases that were not reported yet."""
-    new = np.flatnonzero((state.since > 0) & ~state.told).tolist()
-    if not new:
-        return (), state
-    factor = state.changes.factor
-    notes = [
+    factor, new = state.changes.factor, np.flatnonzero((state.since > 0) & ~state.told).tolist()
+    notes = tuple(
         f"worker {slot} takes {factor[slot]:.2f} times as long as before, since step {state.since[slot]}"
-        for slot in new[:_NOTES]
-    ]
-    if len(new) > _NOTES:
-        notes.append(f"{len(new) - _NOTES} more workers take longer, too")
-    return tuple(notes), state._replace(told=state.since > 0)
+        for slot in new
+    )
+    return notes, state._replace(told=state.since > 0)
 
 
 def _remedy(

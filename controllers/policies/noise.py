@@ -29,8 +29,8 @@ def noise_batch(
 ) -> Policy:
     """Return a policy that makes the global batch follow the noise scale, which balances few examples and few steps.
 
-    The batch grows to the scale's *lower* confidence bound and shrinks to its upper bound. Between the two bounds it
-    does not change. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
+    The batch grows to the scale's *lower* confidence bound, shrinks to its upper bound, and does not change between
+    the two. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
 
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
@@ -105,12 +105,10 @@ def noise_workers(
       min_workers, max_workers: bounds; by default the available numbers.
       growth: the largest factor by which one decision changes the number of workers; a change by one is always allowed.
       dead_band: the least change relative to the number of workers, in addition to the half worker of rounding.
-      monotone: whether workers are never removed.
-      confident: whether to use the confidence bounds; otherwise the scale itself is used, as in KungFu.
-      factor: the scale is multiplied by this.
+      monotone, confident, factor: as for `noise_batch`.
 
     Returns:
-      A policy for a hook whose value is a noise scale: an object with fields `scale`, `lower` and `upper`, or a number.
+      A policy for a hook with a noise scale, as for `noise_batch`.
 
     Raises:
       ValueError: an argument is out of range.

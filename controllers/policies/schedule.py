@@ -1,8 +1,4 @@
-"""`schedule`: the global batch and hyperparameters by steps, examples, tokens or epochs.
-
-A schedule over steps is truncated when the batch grows: a cosine schedule planned for 132 steps of 64 examples ended at
-44 % of its peak, because the run took only 80 steps. A schedule over examples ends with the data.
-"""
+"""`schedule`: the global batch and hyperparameters by steps, examples, tokens or epochs."""
 
 from __future__ import annotations
 
@@ -111,11 +107,7 @@ class _Counts(NamedTuple):
     total: _Point | None
 
     def schedule(self, name: str, given: Schedule, check: Callable[[Any], str]) -> Callable[[Observation], Any]:
-        """Return a schedule as a function of an observation.
-
-        Args:
-          check: returns why a value is invalid; "" if it is valid.
-        """
+        """Return a schedule as a function of an observation; `check` returns why a value is invalid, or ""."""
         if callable(given):
             self._check_unit(self.by)
             return lambda seen: given(self._now(seen, self.by))
@@ -159,15 +151,9 @@ class _Counts(NamedTuple):
 
     def _now(self, seen: Observation, unit: Unit) -> float:
         """Return how far the run is. Counts of examples are floats: int32, of JAX, does not hold all of them."""
-        match unit:
-            case "steps":
-                return seen.step
-            case "epochs":
-                return seen.epoch
-            case "examples":
-                return float(seen.examples)
-            case "tokens":
-                return float(seen.examples * (self.tokens_per_example or 1))
+        if unit in ("steps", "epochs"):
+            return seen.step if unit == "steps" else seen.epoch
+        return float(seen.examples * (self.tokens_per_example if unit == "tokens" and self.tokens_per_example else 1))
 
 
 def _check_batch(value: Any) -> str:

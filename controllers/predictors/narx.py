@@ -1,7 +1,6 @@
 """`narx`: predicts speeds with a small neural network of past speeds and of past and present inputs, trained online.
 
-The networks of all workers are trained together, as one network with an axis of workers, on the host's processor. A
-prediction uses the parameters from before the current training step, so that it never waits for training.
+The networks of all workers are trained together, with an axis of workers, on the host's processor.
 """
 
 from __future__ import annotations
@@ -171,13 +170,7 @@ def _learn(
     seen: jax.Array,
     draw: jax.Array,
 ) -> Learner:
-    """Add a record to the ring buffer, and take steps of Adam on drawn records.
-
-    Args:
-      record: rows, changes, and where they are usable; shape=(n, p), (n,) and (n,).
-      seen: number of previous records.
-      draw: indices of records; shape=(steps, BATCH).
-    """
+    """Add a record (rows, changes, where usable) to the ring buffer, and take steps of Adam on the records `draw`."""
     learner = _record(learner, *record, seen)
 
     def loss(params: Any, places: jax.Array) -> jax.Array:
@@ -196,11 +189,7 @@ def _learn(
 
 
 def _record(learner: Learner, rows: jax.Array, changes: jax.Array, usable: jax.Array, seen: jax.Array) -> Learner:
-    """Add a record to the ring buffer, and update mean and scale of the rows.
-
-    Both average over all records at first, and over about BUFFER later: slowly, because they scale the inputs of
-    training.
-    """
+    """Add a record to the ring buffer, and update mean and scale of the rows, over about BUFFER records."""
     place = seen % BUFFER
     weight = jnp.where(usable, 1.0 / jnp.minimum(seen + 1, BUFFER), 0.0)[:, None]
     off = jnp.where(usable[:, None], rows - learner.mean, 0.0)

@@ -69,16 +69,13 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
         return decide(observation, speeds) if observation.due and sure else None, state
 
     def decide(observation: Observation, speeds: np.ndarray) -> Decision | None:
-        total, stay = observation.global_batch, np.asarray(observation.batch_sizes, np.float64)
-        active = active_of(observation)
+        total, active = observation.global_batch, active_of(observation)
         sizes = split(total, shares_of(speeds[active], active, len(speeds)), observation.limits)
-        stay, speeds, then_sizes = stay[active], speeds[active], np.asarray(sizes)[active]
+        stay, speeds = np.asarray(observation.batch_sizes, np.float64)[active], speeds[active]
         if not stay.all():  # a worker has just become active
             return None
-        now, then = (stay * (total / stay.sum()) / speeds).max(), (then_sizes / speeds).max()
-        if now - then <= dead_band * now:
-            return None
-        return Decision(shares=tuple(map(float, sizes)))
+        now, then = (stay * (total / stay.sum()) / speeds).max(), (np.asarray(sizes)[active] / speeds).max()
+        return Decision(shares=tuple(map(float, sizes))) if now - then > dead_band * now else None
 
     reads = ("seconds", "cpu_available", "memory_available")
     return Policy(init, update, "lb_bsp", reads, partial(check_times, n_inputs=n_inputs))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from adaptive.base.decision import Limits
 from controllers.timing._batch_time import BatchTime
 
 Trace = Callable[[int, float], np.ndarray]
@@ -60,6 +61,12 @@ class Cluster:
     def overhead_of(self, workers: int) -> float:
         """Return the overhead of a step of this many workers, in seconds."""
         return self.overhead(workers) if callable(self.overhead) else self.overhead
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of the local batches, and the quantum."""
+        lower, upper = (np.broadcast_to(np.asarray(b, np.int64), self.workers) for b in (self.lower, self.upper))
+        return Limits(tuple(lower.tolist()), tuple(upper.tolist()), self.quantum or 1)
 
     @property
     def workers(self) -> int:

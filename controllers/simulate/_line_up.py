@@ -115,9 +115,6 @@ def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
 def imported(path: str) -> Policy:
     """Return a policy given as `module:name`, which names it or a function without arguments that makes it.
 
-    Args:
-      path: module and name.
-
     Raises:
       ValueError: there is no such module or name, or it is not a policy and does not make one.
     """

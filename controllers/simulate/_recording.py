@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,11 +73,7 @@ class Recording:
         return np.where(rows > 0, rows, np.nan)
 
     def series(self, signal: str) -> np.ndarray | None:
-        """Return a hook's value of one number per worker, by its name; shape=(steps, n), NaN where not known.
-
-        Returns:
-          `None` if no hook received such a value.
-        """
+        """Return a hook's value of one number per worker; shape=(steps, n), NaN where not known; None without it."""
         for name in self.hooks:
             given = [self.signals(name, step) if step.hooks.get(name) else {} for step in self.steps]
             if any(np.shape(values.get(signal, ())) == (self.workers,) for values in given):
@@ -86,16 +81,11 @@ class Recording:
         return None
 
     def signals(self, name: str, step: RecordedStep) -> dict[str, Any]:
-        """Return a hook's values of a step, by name.
-
-        Returns:
-          Arrays; for a value of several leaves, a dict of arrays. A value with the fields of a noise scale is called
-          `noise_scale`.
-        """
+        """Return a hook's values of a step, by name: arrays, or dicts of arrays; a noise scale as `noise_scale`."""
         values: dict[str, dict[str, np.ndarray]] = {}
         for label, leaf in zip(self.hooks[name].leaves, step.hooks[name], strict=True):
             root, inner = _NAME.fullmatch(label).groups()  # type: ignore[union-attr]
-            values.setdefault(root, {})[inner] = array_of(leaf)
+            values.setdefault(root, {})[inner] = np.asarray(leaf, np.float64)  # NaN is null, and infinities are text
         found: dict[str, Any] = {}
         for root, fields in values.items():
             if fields.keys() >= _OF_NOISE:
@@ -155,20 +145,8 @@ def _step(line: dict[str, Any], limits: Limits, where: str) -> RecordedStep:
 
 
 def _decision(line: dict[str, Any]) -> Decision | None:
-    asked = line["decision"]
-    if asked is None:
+    if (asked := line["decision"]) is None:
         return None
     shares = asked["shares"] and tuple(map(float, asked["shares"]))
     of_workers = asked["workers"], asked["hyperparameters"]
     return Decision(asked["global_batch"], shares, asked["stop"], tuple(line["notes"]), *of_workers)
-
-
-def array_of(leaf: Any) -> np.ndarray:
-    """Convert a JSON leaf to an array. NaN is stored as null, and infinities as text."""
-
-    def number(value: Any) -> Any:
-        if isinstance(value, list):
-            return [number(v) for v in value]
-        return math.nan if value is None else float(value)
-
-    return np.asarray(number(leaf))

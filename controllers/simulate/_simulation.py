@@ -23,7 +23,7 @@ from controllers.policies.noise import Bounds, efficiency
 from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
 
-from ._cluster import Cluster
+from ._cluster import Cluster, Trace
 from ._workers import Workers
 
 EXAMPLES = 1_000_000  # in the data set, to count epochs
@@ -129,10 +129,7 @@ class Simulation:
 
     @cached_property
     def ideal_seconds(self) -> np.ndarray:
-        """Seconds of the steps with `ideal_sizes`, under the same noise; shape=(steps,).
-
-        A policy that knows all speeds in advance, but not the noise, is no faster on average.
-        """
+        """Seconds of the steps with `ideal_sizes`, under the same noise; shape=(steps,)."""
         return self._seconds_of(self.ideal_sizes, self.noise)
 
     @cached_property
@@ -185,19 +182,22 @@ def simulate(
     Raises:
       ValueError: the number of workers is unknown, or `sizes` and the cluster disagree about it.
     """
-    cluster = times if isinstance(times, Cluster) else None
-    if cluster is None and not isinstance(sizes, Sequence):
+    if isinstance(times, Cluster):
+        function, cluster = None, times
+    elif isinstance(sizes, Sequence):
+        function, cluster = times, Cluster(BatchTime(np.ones(len(sizes))))
+    else:
         raise ValueError("simulate: the number of workers is unknown: give an initial size per worker, or a Cluster.")
-    n = cluster.workers if cluster else np.size(sizes)
+    n = cluster.workers
     if isinstance(sizes, Sequence) and len(sizes) != n:
         raise ValueError(f"simulate: {len(sizes)} initial sizes for {n} workers.")
     hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
     draw = np.random.default_rng(seed)
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
-    if cluster and cluster.noise:
+    if cluster.noise:
         noise = noise * cluster.noise(draw, steps, n)
-    quantum = limits.quantum if limits else cluster.quantum if cluster else 1
-    return _Run(hooks, times, limits or _limits(cluster, n), quantum, noise, seed).run(sizes, steps)
+    quantum = limits.quantum if limits else cluster.quantum
+    return _Run(hooks, cluster, function, limits or cluster.limits, quantum, noise, seed).run(sizes, steps)
 
 
 class _Run:
@@ -206,7 +206,8 @@ class _Run:
     def __init__(
         self,
         hooks: Sequence[Hooked],
-        times: Cluster | Callable[[int, np.ndarray], np.ndarray],
+        cluster: Cluster,
+        function: Callable[[int, np.ndarray], np.ndarray] | None,
         limits: Limits,
         quantum: int | None,
         noise: np.ndarray,
@@ -214,16 +215,12 @@ class _Run:
     ):
         n = noise.shape[1]
         self._hooks, self._limits, self._noise, self._quantum = hooks, limits, noise, quantum
-        self._function = None if isinstance(times, Cluster) else times
-        self._cluster = times if isinstance(times, Cluster) else Cluster(BatchTime(np.ones(n)))
+        self._function, self._cluster = function, cluster
         self._sensors = np.random.default_rng([seed, 1])
         self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
         self._measured, self._iteration = np.full(n, np.nan), float("nan")
         self._states: Hooks | None = None
-        there = self._cluster
-        self._workers = Workers(
-            n, first=there.first, present=there.present, join_after=there.join_after, respawn=there.respawn
-        )
+        self._workers = Workers(n, cluster.first, cluster.present, cluster.join_after, cluster.respawn)
         self._membership = Membership(self._workers)
         self._joined_in: dict[int, int] = {}
 
@@ -296,18 +293,16 @@ class _Run:
 
     def _signal(self, name: str, step: int) -> Any:
         """Return a value that a driver could read in this step: times of the previous step, the machine's state now."""
-        cluster, n = self._cluster, len(self._measured)
+        cluster = self._cluster
         match name:
             case "seconds":
                 return self._measured
             case "iteration_seconds":
                 return np.asarray(self._iteration)
             case "cpu_available":
-                share = cluster.cpu(step, self._clock) if cluster.cpu else np.minimum(1 / self._slowdown, 1.0)
-                return self._sensed(share)
+                return self._sensed(cluster.cpu, np.minimum(1 / self._slowdown, 1.0), step)
             case "memory_available":
-                memory = cluster.memory(step, self._clock) if cluster.memory else np.full(n, 1e9)
-                return self._sensed(memory)
+                return self._sensed(cluster.memory, np.full(len(self._measured), 1e9), step)
             case "noise_scale":
                 scale = cluster.noise_scale(self._consumed) if cluster.noise_scale else float("nan")
                 return Bounds(scale, 0.9 * scale, 1.1 * scale)
@@ -315,9 +310,9 @@ class _Run:
                 return cluster.capacities
         raise ValueError(f"simulate: unknown value {name!r}; the known ones are {', '.join(SIGNALS)}.")
 
-    def _sensed(self, values: np.ndarray) -> np.ndarray:
-        there = np.isin(np.arange(len(values)), self._sizes.members)
-        values = np.where(there, values, np.nan)
+    def _sensed(self, trace: Trace | None, default: np.ndarray, step: int) -> np.ndarray:
+        values = trace(step, self._clock) if trace else default
+        values = np.where(np.isin(np.arange(len(values)), self._sizes.members), values, np.nan)
         if not self._cluster.sensor_noise:
             return values
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))
@@ -326,13 +321,6 @@ class _Run:
 def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:
     name = hook.policy.name
     return HookPlan(Hook(name, PolicyHandler(hook.policy, name, ""), hook.every, jax.tree.structure(values)), (), "")
-
-
-def _limits(cluster: Cluster | None, n: int) -> Limits:
-    if cluster is None:
-        return Limits((1,) * n, (10**9,) * n)
-    lower, upper = (np.broadcast_to(np.asarray(b, np.int64), n) for b in (cluster.lower, cluster.upper))
-    return Limits(tuple(lower.tolist()), tuple(upper.tolist()), cluster.quantum or 1)
 
 
 def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:

@@ -13,17 +13,7 @@ from ._simulation import simulate as simulated
 
 
 def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int = 0) -> dict[str, Simulation]:
-    """Run policies on one scenario, all under the same noise.
-
-    Args:
-      case: the scenario.
-      policies: by name.
-      steps: number of steps.
-      seed: of the noise.
-
-    Returns:
-      The simulations, by policy.
-    """
+    """Run policies on one scenario, all under the same noise. Returns the simulations by policy."""
     return {
         name: simulated([*case.before, hook], case.cluster, case.global_batch, steps, seed=seed)
         for name, hook in policies.items()
@@ -31,11 +21,9 @@ def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int =
 
 
 def table(runs: dict[str, Simulation]) -> str:
-    """Format the runs of one scenario as a Markdown table. Compares times up to the examples that all runs processed.
+    """Format the runs of one scenario, by policy, as a Markdown table; the first is the baseline.
 
-    Args:
-      runs: by policy; the first is the baseline. With a reserve, the table has columns for the mean number of workers,
-        the worker-seconds and the goodput (`Simulation.goodput`).
+    Compares times up to the examples that all runs processed.
     """
     examples = min(int(run.global_batch.sum()) for run in runs.values())
     base = next(iter(runs))
@@ -70,11 +58,6 @@ def _ms(seconds: float) -> str:
 
 def draw(runs: dict[str, Simulation], path: Path, title: str = "") -> None:
     """Write a plot with a row per policy: seconds of each step beside those of the best split, and batch sizes.
-
-    Args:
-      runs: simulations of clusters, by policy.
-      path: the image file; its suffix determines the format.
-      title: title of the plot.
 
     Raises:
       RuntimeError: matplotlib is not installed.

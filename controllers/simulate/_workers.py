@@ -11,29 +11,21 @@ from adaptive.base.world import World
 
 
 class Workers(WorkerSlots, World):
-    """The worker slots of a simulated cluster, for its `Membership`.
+    """The worker slots of a simulated cluster, for its `Membership`; arguments as the attributes of `Cluster`.
 
-    Args:
-      capacity: number of worker slots.
-      first: number of members at the start; the other workers are in reserve. `None`: all are members, there is no
-        reserve, and workers that return join without a request.
-      present: `present(step) -> bool, shape=(capacity,)`: which workers are available in a step; by default all.
-      join_after: number of steps from a request until the requested workers are ready.
-      respawn: whether lost workers are replaced from the reserve.
+    Without a reserve (`first=None`), workers that return join without a request.
 
     Raises:
-      WorkerCountError: `first` is not a number from 1 to `capacity`.
       ValueError: no worker is available at the start.
     """
 
     def __init__(
         self,
         capacity: int,
-        *,
-        first: int | None = None,
-        present: Callable[[int], np.ndarray] | None = None,
-        join_after: int = 0,
-        respawn: bool = False,
+        first: int | None,
+        present: Callable[[int], np.ndarray] | None,
+        join_after: int,
+        respawn: bool,
     ):
         super().__init__(capacity, first)
         self.respawn, self.workers = respawn, range(capacity)

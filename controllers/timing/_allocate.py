@@ -2,11 +2,9 @@
 
     min over b of  max_i t_i(b_i)      with  sum_i b_i = B,  lower_i <= b_i <= upper_i,  b_i integer
 
-for step times t_i that do not decrease with the batch. Regard each unit k of worker i, lower_i < k <= upper_i, as an
-item of cost t_i(k). A split selects B - sum(lower) items, a prefix of each worker's items. As costs do not decrease
-along a worker, the cheapest B - sum(lower) items form prefixes, so taking the cheapest unit repeatedly is optimal. The
-result is also optimal from any start whose units cost no more than the last unit taken. Water-filling for real-valued
-sizes finds such a start with less than n units missing, in O(n log n), independent of B.
+for step times t_i that do not decrease with the batch. Unit k of worker i costs t_i(k). As costs do not decrease along
+a worker, taking the cheapest unit repeatedly is optimal, also from any start whose units cost no more than the last
+unit taken. Water-filling for real-valued sizes finds such a start with less than n units missing, in O(n log n).
 """
 
 from __future__ import annotations
@@ -82,10 +80,7 @@ def _feasible(total: int, lo: np.ndarray, hi: np.ndarray) -> bool:
 
 
 def _optimal(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray, near: np.ndarray | None) -> np.ndarray:
-    """Return an optimal split of a feasible problem; the one most proportional to `near` if that is given.
-
-    That is the same problem again: the least `tau` with b_i <= tau * near_i, with upper bounds given by the time.
-    """
+    """Return an optimal split of a feasible problem; with `near`, the one with the least tau, b_i <= tau * near_i."""
     sizes = fill(total, times, lo, hi)
     if near is None:
         return sizes
@@ -105,21 +100,11 @@ def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.nda
     return sizes
 
 
-def level_of_lines(total: int, times: BatchTime) -> float:
-    """Return a lower bound of the time of any split, without regard to bounds and floors.
-
-    It is the mean of all lines weighted by speed, which is the same for all splits; bounds and floors can only make a
-    step longer. Costs a tenth of `water_level`.
-    """
-    rate = 1 / np.maximum(times.slope, 1e-30)
-    return float((total + (rate * times.intercept).sum()) / rate.sum())
-
-
 def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
     """Return the time in which the workers could process `total` examples if sizes were real numbers.
 
-    The number of examples that a worker can process in a given time is `lo` up to t(lo), then jumps to the end of the
-    constant part, and then grows linearly up to `hi`. Summed over workers it is piecewise linear with up to 2n kinks.
+    The examples that a worker can process in a given time are `lo` up to t(lo), then jump to the end of the constant
+    part, and grow linearly up to `hi`. The sum over workers is piecewise linear with up to 2n kinks.
     """
     slope, intercept, _ = times
     starts, ends = times(lo), slope * hi + intercept
@@ -146,8 +131,7 @@ def _within(seconds: float, times: BatchTime, lo: np.ndarray, hi: np.ndarray) ->
         reached = np.floor((seconds - times.intercept) / times.slope)
     reached = np.where(times.slope <= 0, hi, np.clip(reached, lo, hi))
     sizes = np.where(times(lo) > seconds, lo, reached).astype(np.int64)
-    # The quotient may have a rounding error in either direction. The proof of exactness relies on the comparison of
-    # costs, so correct the sizes by the same comparison.
+    # The quotient may have a rounding error in either direction.
     sizes += (sizes < hi) & (times(sizes + 1) <= seconds)
     sizes -= (sizes > lo) & (times(sizes) > seconds)
     return sizes
@@ -159,9 +143,8 @@ def _give(sizes: np.ndarray, count: int, times: BatchTime, hi: np.ndarray) -> No
     for _ in range(count):
         i = int(np.argmin(costs))
         sizes[i] += 1
-        costs[i] = (
-            np.inf if sizes[i] >= hi[i] else max(times.floor[i], times.slope[i] * (sizes[i] + 1) + times.intercept[i])
-        )
+        line = times.slope[i] * (sizes[i] + 1) + times.intercept[i]
+        costs[i] = max(times.floor[i], line) if sizes[i] < hi[i] else np.inf
 
 
 def _take(sizes: np.ndarray, count: int, times: BatchTime, lo: np.ndarray) -> None:

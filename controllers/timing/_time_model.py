@@ -1,12 +1,10 @@
 """Model of a worker's step time on any batch size, learned from its steps.
 
 A step takes `exp(pace) * max(floor, slope * b + intercept)` seconds. The *pace*, the machine's present speed, may
-change at any step, and affects all sizes equally (`pace.py`). The *line*, how time depends on the size, hardly ever
-changes, and can be observed only when the size does: it is the least-squares fit to the relative times of a few sizes,
-with a prior towards times proportional to the batch. An unexpected time at a known size belongs to the pace; one at a
-new size is divided between pace and line, in proportion to their uncertainty. Points are forgotten when the pace jumps,
-because the jump may have come with a change of size. While a pace drifts, a controller changes sizes so that times stay
-constant: nothing is learned about the line then, and the points are forgotten, too. Arrays hold all workers.
+change at any step, and affects all sizes equally (`pace.py`). The *line* hardly ever changes: it is the least-squares
+fit to the relative times of a few sizes, with a prior towards times proportional to the batch. An unexpected time at a
+known size belongs to the pace; one at a new size is divided between both, in proportion to their uncertainty. Points
+are forgotten when the pace jumps, and while it drifts: a controller then changes sizes so that times stay constant.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ class TimeModel(NamedTuple):
         model = Pace.init(n_workers), points, line, prior, none, ones, zeros, none, none, none, none > 0
         return cls(*model, np.asarray(0))
 
-    # --- predictions --------------------------------------------------------------------------------------------------
-
     @property
     def measured(self) -> np.ndarray:
         """Whether each worker was ever measured; shape=(n,)."""
@@ -69,11 +65,6 @@ class TimeModel(NamedTuple):
     def present(self) -> np.ndarray:
         """Expected seconds of the next step at the latest sizes; shape=(n,), NaN for workers never measured."""
         return np.exp(self.pace.after(AHEAD)) * self.time
-
-    @property
-    def jumped(self) -> bool:
-        """Whether a worker's pace jumped in the latest step."""
-        return bool(np.isfinite(self.pace.before[0]).any())
 
     @property
     def smallest(self) -> np.ndarray:
@@ -101,25 +92,14 @@ class TimeModel(NamedTuple):
         # The time at a measured size is better known than its division into line and pace.
         return np.minimum(pace + self.variance_of_time, noise / np.maximum(self.stay, 1))
 
-    # --- updates ------------------------------------------------------------------------------------------------------
-
-    def with_longer_means(self, ratio: float) -> TimeModel:
-        """Return the model for times that are means of `ratio` times as many steps as those seen so far."""
-        return self._replace(pace=self.pace.with_longer_means(ratio))
-
-    def decided(self) -> TimeModel:
-        """Return the model with `waiting` reset."""
-        return self._replace(waiting=np.asarray(0))
-
     def observe(self, sizes: np.ndarray, seconds: np.ndarray) -> TimeModel:
         """Return the model after a step.
 
         The first time at a new size is ignored if it is unexpectedly long, because it may include the cost of the
-        change; two such times in a row are not ignored.
+        change.
 
         Args:
-          sizes: int, shape=(n,): the sizes at which `seconds` were measured; 0 for workers without examples, which are
-            ignored.
+          sizes: int, shape=(n,): the sizes at which `seconds` were measured; 0 for workers without examples.
           seconds: shape=(n,). Values that are not positive numbers count as unknown.
         """
         took = (sizes > 0) & (seconds > 0) & (seconds < np.inf)
@@ -173,16 +153,11 @@ class TimeModel(NamedTuple):
         variance = np.where(new, 0.0, 1 / np.maximum(precision[nearest, every], 1.0) + self._extrapolation(off))
         return time, variance, np.where(same, nearest, np.argmax(distance, axis=0))
 
-    def _extrapolation(self, off: np.ndarray) -> np.ndarray:
-        """Return the relative variance of the line at sizes with a relative difference `off` from known ones."""
+    def _extrapolation(self, off: np.ndarray) -> np.ndarray:  # relative variance `off` the known sizes, relatively
         return (off * (self.elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2
 
     def _at(self, sizes: np.ndarray) -> TimeModel:
-        """Return the state at other sizes.
-
-        For an unsettled pace, time is extrapolated from the last size, so that errors of the points do not look like
-        changes of speed.
-        """
+        """Return the state at other sizes. An unsettled pace is extrapolated from the last size, not from points."""
         time, variance, place = self._from_points(sizes)
         along = self.pace.unsettled & (self.sizes > 0)
         last = np.where(along, self.sizes, sizes)
@@ -193,13 +168,9 @@ class TimeModel(NamedTuple):
     def _fitted(
         self, measured: np.ndarray, gained: np.ndarray, forgotten: np.ndarray, doubted: np.ndarray
     ) -> TimeModel:
-        """Return the state with the points of the present sizes updated, and lines fitted to all points.
+        """Return the state with points of the present sizes, where `measured`, and lines fitted to all points.
 
-        Args:
-          measured: shape=(n,), bool: the workers whose time at the present size was measured.
-          gained: precision of that measurement; shape=(n,).
-          forgotten: by what the precision of all points is divided; shape=(n,).
-          doubted: as for `fit_lines`.
+        `gained`: precision of the measurements; `forgotten`: by what that of all points is divided; shapes=(n,).
         """
         sizes, _, precision = self.points
         here = (self.place == _PLACES) & measured
@@ -215,17 +186,10 @@ class TimeModel(NamedTuple):
 def fit_lines(
     sizes: np.ndarray, times: np.ndarray, precision: np.ndarray, doubted: np.ndarray
 ) -> tuple[BatchTime, np.ndarray]:
-    """Fit lines with floors to points by least squares, with a prior towards times proportional to the size.
+    """Fit lines with floors to points, shape=(points, n), with a prior towards times proportional to the size.
 
-    One point therefore gives a line through the origin, and two points that differ by less than the noise do not give
-    an arbitrary slope.
-
-    Args:
-      sizes, times, precision: of the points; shape=(points, n).
-      doubted: shape=(n,), bool: the workers whose line stays close to the prior. A floor is still believed.
-
-    Returns:
-      The lines, and the standard deviations of their elasticities; shape=(n,).
+    `doubted`: shape=(n,), bool: the workers whose line stays close to the prior. A floor is still believed. Returns the
+    lines, and the standard deviations of their elasticities; shape=(n,).
     """
     known = precision > KNOWN
     low = known & (times <= FLAT_RISE * np.where(known, times, np.inf).min(axis=0))

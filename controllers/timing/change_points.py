@@ -25,17 +25,11 @@ STAYS = 0.5  # least part of the change in each block since
 
 
 class Onset(NamedTuple):
-    """The onset of a worker's slow phase.
-
-    Attributes:
-      worker_slot: which worker.
-      steps: number of steps since the change, including the latest one.
-      factor: its seconds over those before, relative to the other workers.
-    """
+    """The onset of a worker's slow phase."""
 
     worker_slot: int
-    steps: int
-    factor: float
+    steps: int  # since the change, including the latest one
+    factor: float  # its seconds over those before, relative to the other workers
 
 
 class ChangePoints(NamedTuple):

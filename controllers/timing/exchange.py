@@ -1,8 +1,7 @@
 """Model of a step's time besides computing, mostly the exchange, by number of workers.
 
-A step takes as long as its slowest worker computes, and the exchange, which follows. Only the sum and the computing are
-measured. The model passes through the present exchange; how it grows with the workers is the least-squares line through
-the numbers of workers that this run has had.
+It passes through the present exchange; how it grows with the workers is the least-squares line through the numbers of
+workers that this run has had.
 """
 
 from __future__ import annotations
@@ -45,14 +44,7 @@ class Exchange(NamedTuple):
         return bool(self.present >= 0)
 
     def see(self, workers: int, batch: int, compute: float, seconds: float) -> Exchange:
-        """Return the state after a step.
-
-        Args:
-          workers: number of workers that took part.
-          batch: examples of the step, over all workers.
-          compute: seconds that the slowest worker computed; NaN if unknown.
-          seconds: seconds of the whole step; NaN if unknown.
-        """
+        """Return the state after a step of `seconds`, with the slowest worker's; NaN if unknown."""
         if workers != self.workers or batch != self.batch:
             left = self.past if workers == self.workers else self._left()
             return Exchange(np.asarray(workers), np.asarray(batch), np.asarray(1), np.asarray(np.nan), left)

@@ -50,8 +50,6 @@ class Pace(NamedTuple):
         noise, before = np.full(n_workers, FIRST_NOISE), np.full((3, n_workers), np.nan)
         return cls(unknown, none, none, none, unknown, none, noise, none, unknown, before, none, np.asarray(1.0))
 
-    # --- predictions --------------------------------------------------------------------------------------------------
-
     def after(self, steps: int) -> np.ndarray:
         """Return the pace predicted for `steps` steps later; shape=(n,), NaN if never measured."""
         return np.where(self.drifting > 0, self.recent + steps * self.trend, self.mean)
@@ -67,15 +65,15 @@ class Pace(NamedTuple):
         """Whether a worker's pace drifts or jumps repeatedly; shape=(n,)."""
         return (self.drifting > 0) | (self.jumping > RESTLESS)
 
-    def without_latest_jumps(self) -> Pace:
-        """Return the state with the jumps of the latest step undone."""
-        return self._restored(np.isfinite(self.before[0]))
+    @property
+    def jumped(self) -> np.ndarray:
+        """Which workers jumped in the latest step; shape=(n,)."""
+        return np.isfinite(self.before[0])
 
-    def _restored(self, where: np.ndarray) -> Pace:
+    def without_jumps(self, where: np.ndarray) -> Pace:
+        """Return the state with some of the latest step's jumps undone."""
         mean, recent, steps = np.where(where, self.before, (self.mean, self.recent, self.steps))
         return self._replace(mean=mean, recent=recent, steps=steps)
-
-    # --- updates ------------------------------------------------------------------------------------------------------
 
     def with_longer_means(self, ratio: float) -> Pace:
         """Return the state for future times that are means over `ratio` times as many steps as so far."""
@@ -83,29 +81,20 @@ class Pace(NamedTuple):
         return self._replace(noise=np.maximum(self.noise / np.sqrt(ratio), LEAST_NOISE), steps=steps)
 
     def judge(self, step: np.ndarray) -> Pace:
-        """Return the state without jumps in the previous step that were only pauses, by this step's times.
-
-        Args:
-          step: the times of this step; shape=(n,), logarithms, NaN where unknown.
-        """
-        judged = np.isfinite(self.before[0]) & np.isfinite(step)
+        """Return the state without jumps of the previous step that were only pauses; `step` as for `learn`."""
+        judged = self.jumped & np.isfinite(step)
         if not judged.any():
             return self
         over = judged & (np.abs(step - self.before[0]) < np.abs(step - self.mean))
         lasts = judged & ~over
-        return self._restored(over)._replace(
+        return self.without_jumps(over)._replace(
             before=np.where(judged, np.nan, self.before),
             trust=np.asarray(1 - (1 - self.trust * LASTING ** over.sum()) * LASTING ** lasts.sum()),
             jumping=self.jumping + lasts / JUMP_MEMORY,
         )
 
     def jumps(self, surprise: np.ndarray, unknown: np.ndarray | float = 0.0) -> np.ndarray:
-        """Return which deviations are jumps: noise, with an additional variance `unknown`, cannot explain them.
-
-        Args:
-          surprise: relative deviations from the predictions; shape=(n,).
-          unknown: additional variance of the predictions; shape=(n,) or a number.
-        """
+        """Return which relative deviations are jumps: noise, with an additional variance, cannot explain them."""
         return surprise**2 > SURE**2 * (self.noise**2 + self.variance + unknown)
 
     def learn(self, step: np.ndarray, jump: np.ndarray) -> Pace:
@@ -137,12 +126,10 @@ class Pace(NamedTuple):
         )
 
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Pace:
-        """Return the state with the noise updated from the difference of this step and the previous one.
-
-        Such differences are nearly unaffected by drift, and a jump affects only one of them.
+        """Return the state with the noise updated from the difference of two steps, which drift hardly affects.
 
         Args:
-          step: the times of this step; shape=(n,), logarithms, NaN where unknown.
+          step: as for `learn`.
           latest: the times to compare the next step with; shape=(n,), logarithms.
           usable: shape=(n,), bool: whether only noise makes the two steps differ.
         """

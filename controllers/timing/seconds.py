@@ -12,32 +12,22 @@ from adaptive.base.decision import Observation
 
 
 def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check that the hook's first value is a time per worker that differs between workers.
-
-    Args:
-      values: abstract values while a program is built, see `Policy.check`; or the values of a step.
-      n_workers: number of worker slots.
-      policy: name of the policy, for errors.
+    """Check that the hook's first value is a time per worker that differs between workers; see `Policy.check`.
 
     Raises:
       DriverError: the first value is missing or is not such a time.
     """
+    write = f"    seconds = comm.all_gather(mon.compute_seconds())\n    ctrl.hook(ctrl.{policy}(), seconds)"
     if not values or shape_of(values[0]) != (n_workers,):
         got = f"shape {shape_of(values[0])}" if values else "nothing"
         raise DriverError(
-            f"{policy} reads one time per worker, shape ({n_workers},); it received {got}. Gather them:\n"
-            + _what_to_write(policy)
+            f"{policy} reads one time per worker, shape ({n_workers},); it received {got}. Gather them:\n{write}"
         )
     if getattr(values[0], "sources", frozenset()) == {"iteration_seconds"}:
         raise DriverError(
             f"{policy} reads the seconds that each worker computed; it received those of the whole step "
-            "(iteration_seconds), which are equal on all workers, because all wait for the slowest. Write:\n"
-            + _what_to_write(policy)
+            f"(iteration_seconds), which are equal on all workers, because all wait for the slowest. Write:\n{write}"
         )
-
-
-def _what_to_write(policy: str) -> str:
-    return f"    seconds = comm.all_gather(mon.compute_seconds())\n    ctrl.hook(ctrl.{policy}(), seconds)"
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

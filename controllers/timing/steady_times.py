@@ -22,10 +22,7 @@ class SteadyTimes(NamedTuple):
     def observe(self, sizes: np.ndarray, seconds: np.ndarray, smoothing: float = 0.0) -> SteadyTimes:
         """Return the state after a step. Means restart when sizes change; the first time at a new size is skipped.
 
-        Args:
-          sizes: int, shape=(n,): the sizes that `seconds` were measured at.
-          seconds: shape=(n,). Values that are not positive are missing.
-          smoothing: the weight of a new time against the mean; 0 for the plain mean of all.
+        `smoothing`: the weight of a new time against the mean; 0 for the plain mean of all.
         """
         changed = sizes != self.sizes
         start = changed.any()

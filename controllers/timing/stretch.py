@@ -1,8 +1,7 @@
 """Stretches: consecutive short steps at the same batch sizes, which a policy evaluates as one.
 
-Evaluating a step costs a policy up to about half a millisecond of Python. For steps of a few milliseconds that exceeds
-the gain from balancing, and a single step contains little information, because another process's time slice is longer.
-Such steps are therefore accumulated until their total time justifies an evaluation.
+Evaluating a step takes up to half a millisecond of Python, and a step of a few milliseconds says little, because
+another process's time slice is longer.
 """
 
 from __future__ import annotations
@@ -40,15 +39,10 @@ class Stretch(NamedTuple):
         return cls(none, np.zeros(n_workers), none, 0, 0.0, False)
 
     def add(self, sizes: tuple[int, ...], seconds: np.ndarray, enough: float) -> tuple[Stretch, list[Look]]:
-        """Add a step. Returns the new stretch, and measurements for the stretches that end before or with this step.
+        """Add a step; `seconds` that are not positive count as unknown. Returns the new stretch, and ended ones.
 
         A stretch ends once it has taken `enough` seconds, or when batch sizes change. The first step at new sizes
         includes the cost of the change, so it is left out of stretches of several steps.
-
-        Args:
-          sizes: the sizes at which `seconds` were measured.
-          seconds: shape=(n,). Values that are not positive numbers count as unknown.
-          enough: seconds of a stretch; 0 makes every step a stretch.
         """
         before = self.steps
         if len(sizes) <= FEW:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +14,8 @@ from controllers.simulate import Cluster, names, simulate
 from controllers.simulate import _command as command
 from controllers.simulate._tables import draw
 from tests.controllers.simulate.test_replay import write
-from tests.speed import limit
 
 COVERS = ("controllers/simulate/_recording.py", "controllers/simulate/_tables.py")
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*arguments):
@@ -160,13 +155,3 @@ def test_the_very_observations_can_be_shown_to_another_policy(trace):
     assert ["20", "as recorded", "", "", "9 7"] in lines
     assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
     assert "its hooks are: 0/balance" in refused("replay", str(trace), "--exact", "balance")
-
-
-def test_it_runs_as_a_module_without_a_word_on_stderr():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "controllers.simulate", "drift", "--steps", "5", "--policy", "equal"],
-        cwd=ROOT, capture_output=True, text=True, timeout=limit(100),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "| equal" in done.stdout

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.timing._allocate import fill, level_of_lines
+from controllers.timing._allocate import fill
 
 LBB = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
@@ -62,12 +62,6 @@ def test_no_split_is_faster(problem):
     sizes = ctrl.timing.allocate(*problem)
     assert_splits(sizes, total, lower, upper)
     assert times(sizes).max() == best
-
-
-@given(problems())
-def test_no_split_is_faster_than_the_level_of_lines(problem):
-    total, times, lower, upper = problem
-    assert level_of_lines(total, times) <= times(ctrl.timing.allocate(total, times, lower, upper)).max() + 1e-9
 
 
 @given(problems(), st.integers(0, 2**32 - 1))
