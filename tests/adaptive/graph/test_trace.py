@@ -35,7 +35,7 @@ def sgd(state, batch):
 # --- one flat list of equations ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [jax.jit, lambda f: jax.jit(jax.jit(f)), lambda f: functools.partial(f), lambda f: f])
+@pytest.mark.parametrize("wrap", [lambda f: jax.jit(jax.jit(f)), functools.partial])
 def test_a_driver_may_be_jitted_or_partial(wrap):
     graph = traced(wrap(sgd), W)
     assert len(equations(graph, collective_p)) == 2
@@ -155,10 +155,6 @@ def in_while(f, x):
     return jax.lax.while_loop(lambda c: c < 3, lambda c: c + f(x[0]), 0.0)
 
 
-def in_fori_loop(f, x):
-    return jax.lax.fori_loop(0, 2, lambda i, c: c + f(x[0]), 0.0)
-
-
 def in_cond(f, x):
     return jax.lax.cond(x.sum() > 0, lambda: f(x[0]), lambda: 0.0)
 
@@ -174,7 +170,6 @@ def in_a_jit_in_a_scan(f, x):
 NESTS = {
     in_scan: "scan",
     in_while: "while_loop",
-    in_fori_loop: "scan",
     in_cond: "cond",
     in_checkpoint: "checkpoint",
     in_a_jit_in_a_scan: "scan",
@@ -208,9 +203,8 @@ def handed_over(row):
         (counted, "operator state 'count'"),
         (handed_over, "hook 'watch'"),
         (lambda row: comm.all_gather(row).sum(), "all_gather"),
-        (lambda row: comm.broadcast(row).sum(), "broadcast"),
     ],
-    ids=["source", "slot", "hook", "all_gather", "broadcast"],
+    ids=["source", "slot", "hook", "all_gather"],
 )
 def test_any_operator_in_a_loop_is_refused_by_its_name(operator, name):
     with pytest.raises(ad.CollectiveError, match=f"^{name} .*is inside jax.lax.scan") as error:
@@ -278,9 +272,7 @@ def test_operators_in_a_plain_function_that_is_differentiated_stay():
     ("returned", "described"),
     [
         (lambda s: s, "a ShapeDtypeStruct"),
-        (lambda s: (s,), "a tuple of 1"),
         (lambda s: (s, {}, {}), "a tuple of 3"),
-        (lambda s: [s, {}], "a list"),
         (lambda s: None, "a NoneType"),
     ],
 )
@@ -305,11 +297,6 @@ def test_a_changed_dtype_names_the_leaf_and_says_what_to_write():
         traced(lambda s, b: ({"n": s["n"] + 1, "w": s["w"].astype(jnp.bfloat16)}, {}), {"n": 0, "w": W})
     assert "changes state['w'] from float32[3] to bfloat16[3]" in str(error.value)
     assert ".astype(float32)" in str(error.value)
-
-
-def test_a_changed_shape_names_the_leaf():
-    with pytest.raises(ad.DriverError, match=r"changes state\['w'\] from float32\[3\] to float32\[4, 3\]"):
-        traced(lambda s, b: ({"w": jnp.broadcast_to(s["w"], (4, 3))}, {}), {"w": W})
 
 
 def test_errors_of_the_driver_itself_pass_through():

@@ -77,7 +77,7 @@ def test_drawing_from_an_ordinary_key_is_reported_with_its_line():
     assert "ad.batch_key()" in str(found)
 
 
-@pytest.mark.parametrize("dropout", [by_linen, by_nnx, by_a_stream_of_its_own])
+@pytest.mark.parametrize("dropout", [by_nnx, by_a_stream_of_its_own])
 def test_models_take_it_as_they_are(dropout):
     by_rows, by_place = (traced(driver_of(dropout, key), W) for key in (ad.batch_key, ad.step_key))
     assert drawn_for_a_microbatch(by_rows.eqns, 4) == []

@@ -107,8 +107,6 @@ def test_a_slot_starts_at_its_beginning_and_forgets():
         lambda x: comm.all_reduce(x),
         lambda x: x + ad.step_number().astype(float),
         lambda x: mon.ema(x),
-        lambda x: comm.broadcast(x),
-        lambda x: x * jax.random.uniform(ad.step_key()),
     ],
 )
 def test_the_error_about_jit_outside_a_program_says_what_to_write(what):

@@ -27,19 +27,16 @@ def program_of(hook, *, first=0.5):
         ({"lrr": 0.1}, "no hyperparameter 'lrr'; it has k, lr"),
         ({"lr": float("nan")}, "set_hyperparameters(lr=nan): not finite"),
         ({"lr": [0.1, 0.2]}, "lr must be one number"),
-        ({"lr": "0.1"}, "lr must be one number"),
         ({"k": 2.5}, "k must be a whole number"),
         ({}, "set_hyperparameters() without a value"),
         (
             {"lr": 1e39},
             "set_hyperparameters(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38",
         ),
-        ({"lr": -1e39}, "would be infinite in float32"),
         (
             {"lr": 1e-50},
             "set_hyperparameters(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38",
         ),
-        ({"k": 2**31}, "set_hyperparameters(k=2147483648): 2147483648 does not fit into int32"),
         ({"k": 10**400}, "does not fit into int32"),
         ({"k": 3e9}, "3000000000 does not fit into int32"),
         ({"k": float("inf")}, "set_hyperparameters(k=inf): not finite"),
@@ -74,8 +71,6 @@ def test_invalid_hyperparameters_are_refused_when_the_program_is_built(name, val
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        (1e39, "1e\\+39 would be infinite in float32"),
-        (1e-50, "1e-50 would be 0 in float32"),
         (jnp.float32(1e-40), "9.99995e-41 would be 0 in float32"),
         (2**31, "2147483648 does not fit into int32"),
         ([1, 2**70], "1180591620717411303424 does not fit into int32"),

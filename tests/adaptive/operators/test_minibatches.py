@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.decision import Decision, Limits
+from adaptive.base.decision import Limits
 from adaptive.base.split import equal, split
-from adaptive.control.batch_sizes import BatchSizes
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss, planned
 
@@ -160,21 +159,6 @@ def test_bounds_that_multiples_cannot_keep_are_refused():
         ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"
     ):
         split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
-
-
-@given(problems(), st.integers(-10, 1000))
-def test_global_batches_asked_for_are_rounded_to_multiples(problem, asked):
-    total, shares, limits = problem
-    limits = limits._replace(examples=sum(limits.upper) + 1)
-    sizes = BatchSizes(total, shares, limits, quantum=limits.quantum)
-    notes = sizes.request(Decision(global_batch=asked, shares=tuple(shares)))
-    got = sum(sizes.target)
-    assert got % limits.multiple == 0
-    assert len(notes) == (got != asked)
-    bounds = sizes.bounds()
-    if sum(bounds.lower) <= asked <= sum(bounds.upper):
-        assert abs(got - asked) <= limits.multiple / 2
-    assert all(s % limits.multiple == 0 for s in sizes.target)
 
 
 def test_a_quantum_is_a_multiple():

@@ -9,7 +9,6 @@ import pytest
 
 import adaptive as ad
 from adaptive import operators
-from adaptive.operators.operator_state import Frozen
 from tests.adaptive.drivers import planned, pointed_at, traced
 
 
@@ -77,12 +76,3 @@ def test_a_op_state_that_cannot_be_is_refused_with_its_line(call, wrong):
     with pytest.raises(ad.CollectiveError, match=wrong) as error:
         traced(driver, 0.0)
     assert pointed_at(error.value)
-
-
-def test_initial_states_are_compared_by_content():
-    a, b = Frozen([np.zeros(3), 1]), Frozen([np.zeros(3, np.float32), 1])
-    assert a == b
-    assert hash(a) == hash(b)
-    assert a != Frozen([np.ones(3), 1])
-    assert a != Frozen([np.zeros(3), 1.0])
-    assert repr(a) == "Frozen(float32[3], int32[])"

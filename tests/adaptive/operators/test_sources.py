@@ -7,22 +7,11 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.operators.context import trace_as, tracing
 from adaptive.operators.sources import OFFSET, SEED, Reading, Source, read
 from adaptive.runtime.segment import Feed
 from tests.adaptive.drivers import planned
 
 READING = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2, np.ones(2, bool))
-
-
-def test_a_trace_is_known_while_it_lasts():
-    assert tracing() is None
-    with trace_as(3, 8) as outer:
-        assert tracing() is outer
-        with trace_as(2, 4):
-            assert (tracing().capacity, tracing().examples) == (2, 4)
-        assert (tracing().capacity, tracing().examples) == (3, 8)
-    assert tracing() is None
 
 
 def test_sources_reach_the_segments_in_two_vectors():

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
-from adaptive.operators.sources import Reading
 from adaptive.runtime.local_world import LocalWorld
-from adaptive.runtime.message import lay_out_all
-from adaptive.runtime.segment import FLOATS, INTS, START, Feed, segment_function
-from tests.adaptive.drivers import batch_of, planned, traced
-
-
-def reading(**given):
-    base = Reading(3, 7, 1, 16, 6, 6, 1, 5, 0.1, 0.2, np.ones(2, bool))
-    return base._replace(**given)
+from tests.adaptive.drivers import traced
 
 
 def numbers(state, batch):
@@ -87,57 +75,22 @@ def test_a_program_feeds_them_and_a_resize_compiles_nothing():
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def call_of(examples):
-    """The keys that one call of so many examples sees, as a function of what is fed to it."""
+def test_an_examples_key_depends_on_its_position_in_the_step_alone():
+    """On any split, the draws of the examples are those of one whole batch."""
 
     def driver(state, batch):
-        bits = jax.random.key_data(ad.example_keys())
-        return state, {"bits": comm.all_reduce(bits.astype(jnp.uint32), op="max"), "step": ad.step_number()}
+        bits = jax.vmap(lambda key: jax.random.bits(key, dtype=jnp.uint8))(ad.example_keys())
+        return state, {"sum": comm.all_reduce(bits.astype(jnp.int32).sum(), op="sum")}
 
-    plan = planned(driver, 0.0, examples)
-    return Feed.of(plan), plan
-
-
-def keys_in(examples, reading):
-    feed, plan = call_of(examples)
-    segment = plan.microbatches[0]
-    (sent,) = plan.messages[0]
-    floats, ints = feed.measure(reading)
-    layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=0)
-    call = segment_function(plan, replace(segment, outputs=(sent.value,)), feed, layouts)
-    consts = list(plan.graph.consts.values())
-    given = {
-        FLOATS: floats,
-        INTS: ints,
-        START: np.int32(0),
-        **{("const", i, 0): consts[i] for i in segment.reads("const")},
-    }
-    return np.asarray(call.run(*map(given.get, call.arguments))[0])
-
-
-SIZES = [1, 2, 3, 4, 8]
-WHOLE = 8
-
-
-@settings(max_examples=6)
-@given(st.lists(st.sampled_from(SIZES[:4]), min_size=2, max_size=6), st.integers(0, 3), st.sampled_from([0, 5, 2**40]))
-def test_an_examples_key_does_not_depend_on_the_split(microbatches, step, seed):
-    """Microbatches, of whichever worker, that follow one another see the keys of one whole batch."""
-    whole = keys_in(WHOLE, reading(step=step, seed=seed, offset=0, worker=0))
-    found, offset = [], 0
-    for number, size in enumerate(microbatches):
-        if offset + size > WHOLE:
-            break
-        found.append(keys_in(size, reading(step=step, seed=seed, offset=offset, worker=number % 3)))
-        offset += size
-    assert np.array_equal(np.concatenate(found), whole[:offset])
-    assert len(np.unique(whole, axis=0)) == WHOLE
-
-
-def test_keys_are_folded_by_step_and_position():
-    key = jax.random.fold_in(jax.random.key(7), 3)
-    want = [jax.random.key_data(jax.random.fold_in(key, place)) for place in (5, 6)]
-    assert np.array_equal(keys_in(2, reading()), want)
+    found = []
+    for options in ({}, {"shares": (5, 3), "microbatch": 2}, {"shares": (1, 7), "microbatch": 3}):
+        data, world = {"y": np.zeros(40, np.float32)}, LocalWorld(2)
+        with ad.Program(driver, 0.0, data, global_batch=8, world=world, seed=9, resizable=False, **options) as program:
+            found.append([int(program.step().metrics["sum"]) for _ in range(2)])
+    step_keys = [jax.random.fold_in(jax.random.key(9), step) for step in range(2)]
+    keys = [[jax.random.fold_in(key, place) for place in range(8)] for key in step_keys]
+    expected = [sum(int(jax.random.bits(key, dtype=jnp.uint8)) for key in of_step) for of_step in keys]
+    assert found == [expected] * 3
 
 
 def test_the_batch_may_be_given_to_example_keys_in_a_program_too():
@@ -146,4 +99,3 @@ def test_the_batch_may_be_given_to_example_keys_in_a_program_too():
         return state, {}
 
     traced(driver, 0.0, 4)
-    assert batch_of(4)["x"].shape[0] == 4
