@@ -138,11 +138,6 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         f"If {name} belongs to each worker, as the state of an environment, or of a recurrent net between batches:\n"
         f"    ad.Program(..., per_worker_state=lambda state: {name})\n"
     )
-    measure = (
-        "If a rule of the optimizer reads the loss or another measure of the batch, such as value= of "
-        "optax.contrib.reduce_on_plateau, reduce that before:\n"
-        "    loss, grads = comm.all_reduce((loss, grads))\n"
-    )
     if _any_upstream(flow, new, lambda eqn: eqn.primitive is collective_p):
         return (
             f"If that is meant, as in model averaging, say which part of the state belongs to each worker:\n"
@@ -152,33 +147,33 @@ def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
         )
     if flow.level_of([new]):
         if _any_upstream(flow, new, _tests_for_finite):
-            return (
-                f"{name} depends on reduced values and on whether this worker's values are finite. Use the reduced "
-                "gradients, which are the same on all workers:\n"
-                "    grads = comm.all_reduce(grads)\n"
-                "    finite = jnp.isfinite(optax.global_norm(grads))\n"
-                'flax\'s DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  '
-                "(docs/models.md)."
-            )
-        return f"{name} depends on reduced values, and on this worker's own. {measure}{own}".rstrip()
+            return f"{name} depends on reduced values and on whether this worker's values are finite. {_FINITE}"
+        return f"{name} depends on reduced values, and on this worker's own. {_MEASURE}{own}".rstrip()
     if not any(flow.level_of([leaf]) for leaf in flow.graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
-    first, second = (own, measure) if new.aval.shape else (measure, own)
-    if np.issubdtype(new.aval.dtype, np.integer) or new.aval.dtype == bool:
-        return (
-            f"{name} does not depend on a reduced value. {first}{second}Otherwise compute it from reduced values, or "
-            "reduce it:\n"
-            "    new = comm.all_reduce(new, op='max')        or op='min', op='sum'"
-        )
+    first, second = (own, _MEASURE) if new.aval.shape else (_MEASURE, own)
     return (
         f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. {first}{second}"
-        "If it is a running average of batch normalization, compute its statistics over all examples of the step:\n"
-        '    BatchNorm(..., axis_name="workers")        see docs/models.md\n'
-        '    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/port.md\n'
-        "If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/models.md). "
-        "Otherwise reduce it:\n"
-        "    new = comm.all_reduce(new)"
+        + _RUNNING
     )
+
+
+_MEASURE = """If a rule of the optimizer reads the loss or another measure of the batch, such as value= of \
+optax.contrib.reduce_on_plateau, reduce that before:
+    loss, grads = comm.all_reduce((loss, grads))
+"""
+
+_FINITE = """Use the reduced gradients, which are the same on all workers:
+    grads = comm.all_reduce(grads)
+    finite = jnp.isfinite(optax.global_norm(grads))
+flax's DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  (docs/models.md)."""
+
+_RUNNING = """If it is a running average of batch normalization, compute its statistics over all examples of the step:
+    BatchNorm(..., axis_name="workers")        see docs/models.md
+    eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/port.md
+If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/models.md). \
+Otherwise reduce it:
+    new = comm.all_reduce(new)        for integers op="max", "min" or "sum", instead"""
 
 
 def _any_upstream(flow: Flow, new: Atom, matches: Callable[[JaxprEqn], bool]) -> bool:

@@ -56,9 +56,6 @@ class Collective:
 
     Attributes of the class, or properties:
       name: what users call it.
-      op: the reduction of the encoded values: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction.
-      weighted: whether it is a mean: encoded values are multiplied by a weight, and the sum is divided by the sum of
-        weights.
       reduces: whether `op` combines the values of parts of the examples (workers, microbatches) to the value of all. If
         not, a local batch whose value it takes runs as one microbatch. Where it sends a row for each worker, those of
         workers without examples arrive as NaN (0 for integers).
@@ -80,12 +77,13 @@ class Collective:
 
     @property
     def op(self) -> Reduction:
-        """The reduction of the encoded values: "sum", "max" or "min", or a `Sliced` or `Mixed`."""
+        """The reduction of the encoded values: "sum", "max" or "min", or a `Sliced` or `Mixed` reduction."""
         return "sum"
 
     @property
     def weighted(self) -> bool:
-        """Whether this is a weighted mean."""
+        """Whether this is a mean: encoded values are multiplied by a weight, and the sum is divided by that of the
+        weights."""
         return False
 
     @property

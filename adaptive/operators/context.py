@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.process.source_lines import at, current_line
@@ -106,3 +106,19 @@ def _refuse_to_compile(context, *operands, **params):
 def only_in_programs(primitive: Primitive) -> None:
     """Make `jax.jit` outside a program raise an error for functions with this primitive."""
     mlir.register_lowering(primitive, _refuse_to_compile)
+
+
+def no_result(primitive: Primitive) -> None:
+    """Register rules for a primitive without results: ignored by `jax.grad`, refused by `jax.vmap`."""
+
+    def jvp(primals, tangents, **params):
+        return primitive.bind(*primals, **params), []
+
+    def refuse(operands, dims, **params):
+        raise CollectiveError(
+            f"a hook or an operator state is mapped by jax.vmap{at(current_line())}. Move it out of the mapped "
+            "function."
+        )
+
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = refuse

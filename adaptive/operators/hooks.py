@@ -13,8 +13,7 @@ from adaptive.base.values.arrays import as_jax
 from adaptive.base.values.jaxprs import Primitive
 from adaptive.base.values.tree_paths import leaf_names
 
-from .context import only_in_programs, stays
-from .no_result import no_result
+from .context import no_result, only_in_programs, stays
 
 hook_p = Primitive("hook")  # *values ->
 hook_p.multiple_results = True

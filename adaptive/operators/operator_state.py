@@ -14,8 +14,7 @@ from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.values.arrays import NotAnArrayError, check_not_sharded
 from adaptive.base.values.jaxprs import Primitive
 
-from .context import only_in_programs, stays
-from .no_result import no_result
+from .context import no_result, only_in_programs, stays
 
 
 class Frozen:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.speed import limit
 
-COVERS = ("adaptive/operators/no_result.py", "adaptive/program/parts.py")
+COVERS = ("adaptive/program/parts.py",)
 
 ROOT = Path(__file__).resolve().parents[2]
 
