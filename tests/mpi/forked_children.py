@@ -45,11 +45,11 @@ def in_child(name, action) -> None:
 with comm.world() as world:
     slot = world.workers[0]
     root = Path(world.all_gather_bytes(tempfile.mkdtemp().encode())[0].decode())
-    program = ad.Program(driver, jnp.zeros(5), X, global_batch=16, world=world, seed=0)
+    program = ad.Program(driver, jnp.zeros(5), X, global_batch=16, world=world, seed=0, resizable=False)
     for report in program.run(
-        steps=40, log=[ad.log.CSV(root / "run.csv")], checkpoint=ad.Checkpoints(root / "c", every=10)
+        steps=20, log=[ad.log.CSV(root / "run.csv")], checkpoint=ad.Checkpoints(root / "c", every=10)
     ):
-        if report.step == 20 and slot == 0:
+        if report.step == 10 and slot == 0:
             in_child("step", program.step)
             in_child("run", lambda: list(program.run(steps=3)))
             in_child("evaluate", lambda: program.evaluate(lambda w, batch: jnp.square(batch @ w - 1).mean(), X))

@@ -36,7 +36,7 @@ with comm.world() as world:
     data = {"x": np.linspace(0, 1, 48, dtype=np.float32), "attempt": np.full(48, attempt, np.float32)}
     log = [ad.log.CSV(FOLDER / "run.csv"), ad.log.JSONL(FOLDER / "run.jsonl"), ad.log.TensorBoard(FOLDER / "board")]
     kept = ad.Checkpoints(FOLDER / "kept", every=EVERY)
-    with ad.Program(driver, 0.0, data, global_batch=12, world=world, deterministic=True) as program:
+    with ad.Program(driver, 0.0, data, global_batch=12, world=world, resizable=False) as program:
         program.restore(kept, missing_ok=True)
         began_as = world.rank
         for report in program.run(steps=STEPS - program.steps, checkpoint=kept, log=log):

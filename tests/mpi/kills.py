@@ -133,7 +133,7 @@ def last_checkpoint() -> None:
     with comm.world() as world:
         state = {"w": COUNTED, "own": jnp.zeros(()), "large": jnp.zeros(1 << 20)}
         local = (lambda state: state["own"]) if steps % every else None
-        program = ad.Program(driver, state, DATA, global_batch=BATCH, per_worker_state=local)
+        program = ad.Program(driver, state, DATA, global_batch=BATCH, per_worker_state=local, resizable=False)
         for report in program.run(steps=steps, checkpoint=ad.Checkpoints(folder, every=every, keep=2)):
             if world.workers[0] == 0 and report.step == steps - 1:
                 time.sleep(1)  # the checkpoint before is on disk
@@ -146,7 +146,7 @@ def all_at_once() -> None:
     """FOLDER RESERVE: all workers are killed after step 12, but for so many processes in reserve."""
     folder, reserve = Path(ARGUMENTS[0]), int(ARGUMENTS[1])
     with comm.world(workers=int(os.environ["OMPI_COMM_WORLD_SIZE"]) - reserve) as world:
-        program = ad.Program(descend_and_count, COUNTED, DATA, global_batch=BATCH)
+        program = ad.Program(descend_and_count, COUNTED, DATA, global_batch=BATCH, resizable=False)
         program.restore(folder, missing_ok=True)
         began = program.steps
         for report in program.run(steps=16 - began, checkpoint=ad.Checkpoints(folder, every=5)):

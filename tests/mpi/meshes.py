@@ -21,9 +21,7 @@ from jax.sharding import NamedSharding  # noqa: E402
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
 from tests.device_memory import Watch  # noqa: E402
-from tests.program.test_several_meshes import exchanged_state as state_on  # noqa: E402
-from tests.program.test_several_meshes import exchanging as driver  # noqa: E402
-from tests.program.test_worker_on_a_mesh import HIDDEN, SPECS, make_data, mesh_of  # noqa: E402
+from tests.program.test_worker_on_a_mesh import HIDDEN, SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
 
@@ -43,21 +41,22 @@ def main() -> None:
         program = ad.Program(driver, state_on(mesh), make_data(), global_batch=48, shares=[2, 1], seed=3)
         assert program.batch_sizes == (32, 16)
         program.warm_up()
-        joined, deadline = 0, time.monotonic() + limit(60)
-        with Watch() as watch:
-            for report in program.run(steps=400):
-                if report.step == 4:
-                    assert report.members == (0, 1), report
-                    program.rescale(workers=1)
-                if report.step == 8:
-                    assert report.members == (0,), report
-                    program.rescale(workers=2)
-                joined = report.step if report.joined else joined
-                if joined and report.step == joined + 4 and world.workers[0] == 1:
-                    assert watch.largest == HIDDEN**2 * 8 // 4, watch.largest
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if (joined and report.step == joined + 8) or time.monotonic() > deadline:
-                    break
+        joined, deadline, watch = 0, time.monotonic() + limit(60), Watch()
+        for report in program.run(steps=400):
+            if report.step == 2:
+                assert report.members == (0, 1), report
+                watch.__enter__()
+                program.rescale(workers=1)
+            if report.step == 4:
+                assert report.members == (0,), report
+                program.rescale(workers=2)
+            joined = report.step if report.joined else joined
+            if joined and report.step == joined + 2 and world.workers[0] == 1:
+                assert watch.largest == HIDDEN**2 * 8 // 4, watch.largest
+                os.kill(os.getpid(), signal.SIGKILL)
+            if (joined and report.step == joined + 4) or time.monotonic() > deadline:
+                break
+        watch.__exit__()
         assert joined
         assert report.members == (0,), report
         assert watch.largest == HIDDEN**2 * 8 // 4, watch.largest  # of a whole matrix no device has more

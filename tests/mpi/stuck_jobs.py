@@ -139,7 +139,7 @@ WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of 
 MINE = WAYS.get(world.rank, "")
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)
 with world if BLOCK else nullcontext():
-    program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world)
+    program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world, resizable=False)
     while program.steps < BEFORE + 5:
         program.step()
         if program.steps == BEFORE:

@@ -20,4 +20,4 @@ def test_a_forked_child_gets_an_error_and_the_job_goes_on():
     assert result.stdout.count("barrier: CollectiveError: the world of process ") == 2, result
     assert result.stdout.count("all_reduce: CollectiveError: a collective is called ") == 2, result
     for slot in (0, 1):
-        assert f"slot {slot}: 40 steps, 2 workers, 41 lines, newest 40" in result.stdout, result
+        assert f"slot {slot}: 20 steps, 2 workers, 21 lines, newest 20" in result.stdout, result
