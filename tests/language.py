@@ -1,23 +1,19 @@
 """What keeps the language and the shape of the packages: checkers that read source text, and return complaints.
 
-Each returns complaints by a key, mostly a file. How many of them a key may have is in `tests/allowances.py`, which only
-shrinks: `python -m tests.language` deletes what is no longer needed from it. With `--moved` it also takes over what
-there is under other names now, if that is no more in sum.
+Each returns a list of complaints, `file:line: what`.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 from tests import of
 from tests.of import PACKAGES, ROOT
 
-Complaints = dict[str, list[str]]
 SCRIPTS = ("benchmarks", "examples")
 
 # Not what engineers write, or a word with another meaning in the field. Matched in prose, whatever the case.
@@ -63,23 +59,23 @@ def files() -> list[str]:
     return [p.relative_to(ROOT).as_posix() for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py"))]
 
 
-def types_of_one_name() -> Complaints:
-    """Find names of several classes, by name."""
-    found: Complaints = {}
+def of_each_file(checker: Callable[[ast.Module, str], Iterator[str]]) -> list[str]:
+    """Return the complaints of a checker about all source files of the packages."""
+    return [complaint for file in files() for complaint in checker(tree_of(file), file)]
+
+
+def types_of_one_name() -> list[str]:
+    """Find names of several classes."""
+    found: dict[str, list[str]] = {}
     for file in files():
         for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(f"{file}:{node.lineno}: class {node.name}")
-    return {name: places[1:] for name, places in found.items() if len(places) > 1}
-
-
-def raises_without_a_word() -> Complaints:
-    """Find errors that a public function raises itself, and its docstring does not name, by file."""
-    return _by_file((file, c) for file in files() for c in unnamed_errors(tree_of(file), file))
+    return [place for places in found.values() for place in places[1:]]
 
 
 def unnamed_errors(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield the errors of one file. A method's may be named by its class."""
+    """Yield the errors that a public function raises itself, and neither its docstring nor its class's names."""
 
     def visit(body: list[ast.stmt], owner: str, about: str) -> Iterator[str]:
         for node in body:
@@ -110,24 +106,16 @@ def _raised(function: ast.FunctionDef) -> Iterator[str]:
             stack += ast.iter_child_nodes(node)
 
 
-def banned_phrases() -> Complaints:
-    """Find banned phrases, by file: in docs, in strings of packages, benchmarks and examples, and in all of tests."""
+def banned_phrases() -> list[str]:
+    """Find banned phrases in docs, in strings of packages, benchmarks and examples, and in all of tests."""
     scripts = [p.relative_to(ROOT).as_posix() for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
-    found = [(file, c) for file in [*files(), *scripts] for c in phrases_of(tree_of(file), file)]
-    pages = [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-    ]
-    pages += sorted((ROOT / "benchmarks").rglob("*.md"))
-    for page in pages:
-        name = page.relative_to(ROOT).as_posix()
+    found = [c for file in [*files(), *scripts] for c in phrases_of(tree_of(file), file)]
+    pages = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")]
+    for page in [*pages, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]:
         lines = enumerate(page.read_text().splitlines(), 1)
-        found += [(name, f"{name}:{n}: {m[0]}") for n, line in lines for m in _BANNED.finditer(line)]
+        found += [f"{page.relative_to(ROOT)}:{n}: {m[0]}" for n, line in lines for m in _BANNED.finditer(line)]
     of_tests = (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("*.py")))
-    found += [(file, c) for file in of_tests for c in phrases_of_lines((ROOT / file).read_text(), file)]
-    return _by_file(found)
+    return found + [c for file in of_tests for c in phrases_of_lines((ROOT / file).read_text(), file)]
 
 
 def phrases_of_lines(text: str, file: str) -> Iterator[str]:
@@ -147,11 +135,6 @@ def phrases_of(tree: ast.Module, file: str) -> Iterator[str]:
             yield from (f"{file}:{node.lineno}: {match[0]}" for match in _BANNED.finditer(text))
 
 
-def docstrings_without_a_verb() -> Complaints:
-    """Find functions whose docstring does not begin with an imperative, by file."""
-    return _by_file((file, c) for file in files() for c in not_imperative(tree_of(file), file))
-
-
 def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
     """Yield the functions of one file whose docstring begins with a word that is no imperative.
 
@@ -167,11 +150,6 @@ def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
 def _may_begin_otherwise(function: ast.FunctionDef) -> bool:
     names = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
     return bool(re.search(r"property|\bclick\.|\bnamed\b", names))
-
-
-def private_reach() -> Complaints:
-    """Find private names of other modules' objects, by file."""
-    return _by_file((file, c) for file in files() for c in reaches(tree_of(file), file))
 
 
 def reaches(tree: ast.Module, file: str) -> Iterator[str]:
@@ -198,65 +176,12 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def modules_without_a_test() -> Complaints:
-    """Find modules without a test file in their place, and in no test file's `COVERS`, by module."""
-    return _by_file((c.partition(":")[0], c) for c in of.complaints()[0])
-
-
-def tests_without_a_module() -> Complaints:
-    """Find test files of no module, by test file. See `tests/of.py`."""
-    return _by_file((c.partition(":")[0], c) for c in of.complaints()[1])
-
-
-def _by_file(found: object) -> Complaints:
-    complaints: Complaints = {}
-    for file, complaint in found:  # type: ignore[attr-defined]
-        complaints.setdefault(file, []).append(complaint)
-    return complaints
-
-
-CHECKERS = {
-    "TYPES_OF_ONE_NAME": types_of_one_name,
-    "RAISES_WITHOUT_A_WORD": raises_without_a_word,
-    "BANNED_PHRASES": banned_phrases,
-    "DOCSTRINGS_WITHOUT_A_VERB": docstrings_without_a_verb,
-    "PRIVATE_REACH": private_reach,
-    "MODULES_WITHOUT_A_TEST": modules_without_a_test,
-    "TESTS_WITHOUT_A_MODULE": tests_without_a_module,
+CHECKERS: dict[str, Callable[[], list[str]]] = {
+    "types of one name": types_of_one_name,
+    "errors that no docstring names": partial(of_each_file, unnamed_errors),
+    "banned phrases": banned_phrases,
+    "docstrings without a verb": partial(of_each_file, not_imperative),
+    "private names of others": partial(of_each_file, reaches),
+    "modules without a test": lambda: of.complaints()[0],
+    "tests without a module": lambda: of.complaints()[1],
 }
-
-
-def too_many(found: Complaints, allowed: dict[str, int]) -> list[str]:
-    """Return the complaints of all keys that have more than they may."""
-    return [c for key, places in sorted(found.items()) if len(places) > allowed.get(key, 0) for c in places]
-
-
-def needed(found: Complaints, allowed: dict[str, int]) -> dict[str, int]:
-    """Return the part of an allowance that is still needed."""
-    return {key: min(n, len(found[key])) for key, n in sorted(allowed.items()) if found.get(key)}
-
-
-def write(allowances: dict[str, dict[str, int]]) -> None:
-    """Write `tests/allowances.py`."""
-    text = '"""How many complaints of `tests/language.py` there may be. Only shrinks: `python -m tests.language`."""\n'
-    for name, entries in allowances.items():
-        lines = "".join(f'    "{key}": {count},\n' for key, count in sorted(entries.items()))
-        text += f"\n{name} = {{\n{lines}}}\n" if lines else f"\n{name}: dict[str, int] = {{}}\n"
-    (ROOT / "tests" / "allowances.py").write_text(text)
-
-
-def main() -> None:
-    """Delete from the allowances what is no longer needed. See above."""
-    from tests import allowances
-
-    new = {}
-    for name, checker in CHECKERS.items():
-        found, allowed = checker(), getattr(allowances, name)
-        new[name] = {key: len(c) for key, c in found.items()} if "--moved" in sys.argv else needed(found, allowed)
-        if sum(new[name].values()) > sum(allowed.values()):
-            raise SystemExit(f"{name} may only shrink:\n" + "\n".join(too_many(found, allowed)))
-    write(new)
-
-
-if __name__ == "__main__":
-    main()

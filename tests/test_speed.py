@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -58,23 +56,6 @@ def test_a_deadline_moves_while_the_machine_is_slower_than_it_was(machine):
     assert deadline.left() == 0
     machine.slow = 2.0  # earlier than it was: the limit never shrinks
     assert deadline.limit == 4 * first
-
-
-def test_a_deadline_is_over_before_the_suite_is_ended(machine):
-    machine.slow = 100.0
-    deadline = speed.Deadline(1000)
-    machine.now = deadline.limit
-    assert (deadline.left(), deadline.limit < speed.last_resort()) == (0, True)
-
-
-def test_pytest_has_the_limit_of_a_whole_test(pytestconfig):
-    assert float(pytestconfig._env_timeout) >= speed.last_resort() - 1 or pytestconfig.getoption("timeout")
-
-
-def test_children_inherit_the_measured_speed():
-    program = "from tests import speed; speed.slowness = None; print(speed.at_start())"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert float(done.stdout) == speed.at_start()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import re
-import subprocess
-import sys
+from code import InteractiveConsole
 from pathlib import Path
 
+import jax
 import pytest
 from click.testing import CliRunner
 
@@ -17,7 +18,7 @@ from controllers.simulate import simulate as simulated
 from controllers.simulate._command import simulate
 from tests.docs.outputs import differs, printed_below, session
 from tests.docs.pages import ROOT, fences
-from tests.mpirun import plain_environment, run
+from tests.mpirun import run
 
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
 
@@ -64,15 +65,19 @@ def test_balance_adapts_as_fast_as_the_readme_claims():
 
 
 @pytest.mark.long
-def test_the_tutorial_can_be_pasted_and_prints_the_shown_output(tmp_path):
-    command = [sys.executable, "-m", "tests.docs.pasted", str(TUTORIAL), str(tmp_path / "out.json")]
-    env = plain_environment({"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"})
-    subprocess.run(command, cwd=tmp_path, env=env, check=True, stdin=subprocess.DEVNULL)
-    found = json.loads((tmp_path / "out.json").read_text())
-    complaints = []
-    for (line, _, shown), block in zip(printed_below(TUTORIAL), found, strict=True):
-        why = block["errors"] or (differs(shown, block["printed"]) if shown is not None else "")
-        complaints += [f"line {line}: {why}"] if why else []
+def test_the_tutorial_can_be_pasted_and_prints_the_shown_output(tmp_path, monkeypatch):
+    """Into Python's prompt, line by line."""
+    monkeypatch.chdir(tmp_path)
+    prompt, errors, complaints = InteractiveConsole({"__name__": "__main__"}), [], []
+    monkeypatch.setattr(prompt, "write", errors.append)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for line, text, shown in printed_below(TUTORIAL):
+            errors.clear()
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                for pasted in [*text.splitlines(), ""]:
+                    prompt.push(pasted)
+            why = "".join(errors) or (differs(shown, out.getvalue()) if shown is not None else "")
+            complaints += [f"line {line}: {why}"] if why else []
     assert complaints == []
     assert sum(shown is not None for *_, shown in printed_below(TUTORIAL)) >= 7
 

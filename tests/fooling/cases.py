@@ -152,13 +152,6 @@ def a_mean_by_hand(state, batch):
     return step(state, total / count.astype(float)), {}
 
 
-@right(plain(share=lambda s, b: jnp.mean(b["y"] > 0)))
-def a_loss_divided_by_the_length(state, batch):
-    gradient = jax.grad(lambda w: (errors(w, batch) ** 2).sum() / len(batch["y"]))(state["w"])
-    share = (batch["y"] > 0).sum() / batch["y"].size
-    return step(state, comm.all_reduce(gradient)), {"share": comm.all_reduce(share)}
-
-
 @right(lambda s, b: (step(s, jax.grad(lambda w: b["y"].mean() * (b["x"] @ w).mean())(s["w"])), {}))
 def a_replicated_factor_on_a_batch_mean(state, batch):
     """Reverse mode puts factor / length where nothing else touches the batch."""
@@ -176,13 +169,6 @@ def a_sum_divided_by_the_length(state, batch):
 @refused(ad.ReplicationError, "metric ['n']", SHAPE)
 def a_length_for_a_metric(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": len(batch["x"])}
-
-
-@refused(ad.ReplicationError, "new state", SHAPE)
-def a_schedule_in_steps_of_the_length(state, batch):
-    steps_per_epoch = 120 // len(batch["y"])
-    rate = jnp.where(ad.step_number() < 3 * steps_per_epoch, 1.0, 0.1)
-    return step(state, rate * mean_gradient(state, batch)), {}
 
 
 @refused(ad.DriverError, "hook 'grow' closes over it", "ad.global_batch()")
@@ -222,12 +208,6 @@ def weighed_by_the_workers_batch(state, batch):
     own = jax.value_and_grad(loss)(state["w"], batch)
     value, gradient = comm.all_reduce(own, weight=ad.batch_size())
     return step(state, gradient), {"loss": value}
-
-
-@right(plain())
-def a_share_of_the_sum_by_the_calls_examples(state, batch):
-    gradient = jax.grad(loss)(state["w"], batch)
-    return step(state, comm.all_reduce(gradient * (ad.microbatch_size() / ad.global_batch()), op="sum")), {}
 
 
 @refused(ad.DriverError, "microbatch=3", "ad.microbatch_size()", microbatch=3)
@@ -289,12 +269,6 @@ def a_random_number_of_the_host(state, batch):
 @refused(ad.ReplicationError, "new state", HOST, "rng_uniform")
 def a_generator_with_a_state(state, batch):
     return step(state, mean_gradient(state, batch) + jax.lax.rng_uniform(0.0, 1.0, (FEATURES,))), {}
-
-
-@right(plain(rate=lambda s, b: 0.5))
-def a_host_value_that_is_the_same(state, batch):
-    rate = ad.replicated(jax.pure_callback(lambda _: np.float32(0.5), ONE, state["w"][0]))
-    return step(state, 2 * rate * mean_gradient(state, batch)), {"rate": rate}
 
 
 @right(plain(same=lambda s, b: True, spread=lambda s, b: 0.0))
@@ -367,25 +341,3 @@ def a_gradient_clipped_in_each_call(state, batch):
 def a_metric_that_is_no_mean(state, batch):
     """The mean of exponentials of calls' mean losses goes by the calls."""
     return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(jnp.exp(loss(state["w"], batch)))}
-
-
-@named("w", shares=None)
-def a_normalized_batch_under_a_rate_that_begins_at_zero(state, batch):
-    def normalized(w):
-        out = batch["x"] @ w
-        return jnp.mean(((out - out.mean()) / (out.std() + 0.1) - batch["y"]) ** 2)
-
-    rate = jnp.minimum(ad.step_number().astype(jnp.float32) / 10, 1)
-    return step(state, rate * comm.all_reduce(jax.grad(normalized)(state["w"]))), {}
-
-
-@named("w", shares=None)
-def signs_by_majority(state, batch):
-    votes = comm.all_reduce(jnp.sign(jax.grad(loss)(state["w"], batch)).astype(jnp.int32), op="sum")
-    return step(state, jnp.sign(votes).astype(jnp.float32)), {}
-
-
-@named("shift", shares=None, state={"w": W, "shift": np.complex64(1j)})
-def complex_numbers_of_a_call(state, batch):
-    shift = comm.all_reduce(jnp.exp(1j * batch["y"].mean().astype(jnp.complex64)), op="sum")
-    return step(state, mean_gradient(state, batch), shift=shift), {}

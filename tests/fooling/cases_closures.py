@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
-import io
-import itertools
-import logging
-import threading
 import types
 
 import flax.linen as nn
@@ -73,17 +68,9 @@ class Growing:
         self.adapt(control, value)
 
 
-Pair = collections.namedtuple("Pair", "n m")
-
 closed_over("an_array", np.array)
-closed_over("a_list_of_nothing", lambda n: [None] * n)
 closed_over("a_set", lambda n: {n})
-closed_over("a_key", lambda n: {n: "size"})
-closed_over("a_named_tuple", lambda n: Pair(n, 1))
 of_another_kind("a_dataclass", Sizes)
-of_another_kind("a_generator_of_random_numbers", np.random.default_rng)
-of_another_kind("a_class", lambda n: type("Sizes", (), {"n": n}))
-closed_over("a_traced_array", jnp.zeros, "hook 'grow' closes over a traced value: made, which <lambda>() closes over")
 
 TRACED = "hook 'grow' closes over a traced value: "
 
@@ -127,12 +114,6 @@ def a_length_in_a_closure_of_a_closure(state, batch):
     return trained(state, batch, lambda control, value: ask(control, outer()))
 
 
-@refused(ad.DriverError, READS)
-def a_length_in_a_jitted_function(state, batch):
-    size = jax.jit(functools.partial(lambda n: n + 1, len(batch["y"])))
-    return trained(state, batch, lambda control, value: ask(control, size()))
-
-
 @refused(ad.DriverError, READS, "code of")
 def another_function_for_some_lengths(state, batch):
     functions = (
@@ -141,21 +122,6 @@ def another_function_for_some_lengths(state, batch):
         lambda control, value: ask(control, 3),
     )
     return trained(state, batch, functions[len(batch["y"]) % 3])
-
-
-@refused(ad.DriverError, READS, "grow.sizes of grow()")
-def a_length_as_an_attribute_of_a_new_function(state, batch):
-    def grow(control, value):
-        ask(control, grow.sizes)
-
-    grow.sizes = {len(batch["y"])}
-    return trained(state, batch, grow)
-
-
-@refused(ad.DriverError, "cannot be compared between two traces", "sizes, which", "outside the driver")
-def a_length_in_a_generator(state, batch):
-    sizes = (n for n in [len(batch["y"])])
-    return trained(state, batch, lambda control, value: ask(control, next(sizes)))
 
 
 @refused(ad.DriverError, READS, "factor")
@@ -235,23 +201,8 @@ _with_a_variable_of_its_own()
 
 # --- what is the same for both ----------------------------------------------------------------------------------------
 
-LOG, LOCK, THREAD = logging.getLogger("fooling"), threading.Lock(), threading.current_thread()
-TABLE = {"rates": [0.1, 0.2], "data": np.zeros((400, 1000), np.float32), "names": {"a", "b"}}
-DRAWS, NUMBERS, LINES = np.random.default_rng(3), (n for n in itertools.count()), io.StringIO()
 SEEN: dict[int, int] = {}
 SHAPES = types.SimpleNamespace()
-POLICY = ctrl.Policy(lambda n_workers: (), lambda observation, state: (None, state), "nothing")
-MODEL = nn.Dense(3)
-
-
-@right(plain())
-def a_hook_with_what_a_script_has(state, batch):
-    def grow(control, value):
-        with LOCK:
-            LOG.debug("%s %s %s", THREAD.name, TABLE["rates"][0], TABLE["data"].sum())
-        print(next(NUMBERS), DRAWS.random(), MODEL.features, file=LINES)
-
-    return trained(state, batch, grow)
 
 
 @right(plain())
@@ -267,35 +218,11 @@ def a_hook_with_what_a_driver_makes(state, batch):
 
 
 @right(plain())
-def a_policy_made_by_the_script(state, batch):
-    return trained(state, batch, POLICY)
-
-
-@right(plain())
 def a_memory_by_length_that_a_hook_reads(state, batch):
     """It grows with the first traces, and is the same from then on."""
     seen = SEEN
     seen[len(batch["y"])] = 1
     return trained(state, batch, lambda control, value: ask(control, len(seen)))
-
-
-class Alternating:
-    """Something that changes beside the driver: here at each look, as a lock that is held now and then."""
-
-    def __init__(self):
-        self.busy = 0
-
-    def __call__(self, control, value):
-        ask(control, self.busy)
-
-
-BESIDE = Alternating()
-
-
-@right(plain())
-def a_flag_that_goes_up_and_down_beside_the_driver(state, batch):
-    BESIDE.busy = 1 - BESIDE.busy
-    return trained(state, batch, BESIDE)
 
 
 @right(plain())

@@ -9,11 +9,9 @@ import optax
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
-import monitors as mon
 from tests.relaxed import relaxed_tx
 
-from .cases import FEATURES, W, errors, loss, mean_gradient, named, not_known, plain, right, step
+from .cases import W, errors, loss, mean_gradient, named, not_known, plain, right, step
 
 # --- one element beside another that is a million times as large ------------------------------------------------------
 
@@ -63,12 +61,6 @@ def a_length_squared(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(len(batch["y"]) ** 2, op="sum")}
 
 
-@named("metric ['n']", "operator state", shares=None)
-def a_moving_average_of_squared_lengths(state, batch):
-    smooth = mon.ema(comm.all_reduce(1.0 * len(batch["y"]) ** 2, op="sum"))
-    return step(state, mean_gradient(state, batch)), {"n": smooth}
-
-
 @right(plain(n=lambda s, b: len(b["y"]), mean=lambda s, b: b["y"].mean()))
 def lengths_that_only_add_up(state, batch):
     n = len(batch["y"])
@@ -86,18 +78,6 @@ def mean_of_largest(state, batch):
 
 
 HIDDEN = "nothing that follows from it shows it"
-
-
-@not_known(HIDDEN, "cases_splits.py:", shares=None)
-def a_rate_by_a_comparison(state, batch):
-    rate = jnp.where(mean_of_largest(state, batch) > 1e3, 0.5, 1.0)
-    return step(state, rate * mean_gradient(state, batch)), {}
-
-
-@not_known(HIDDEN, shares=None)
-def a_comparison_for_a_hook(state, batch):
-    ctrl.hook(lambda control, spike: None, mean_of_largest(state, batch) > 1e3, name="spike")
-    return step(state, mean_gradient(state, batch)), {}
 
 
 @not_known(HIDDEN, shares=None)
@@ -133,16 +113,6 @@ def a_step_that_is_left_out_where_a_maximum_is_not_finite(state, batch):
     largest = mean_of_largest(state, batch)
     new = step(state, jnp.where(jnp.isfinite(largest), 1.0, 0.0) * mean_gradient(state, batch))
     return new, {"bad": jnp.isnan(largest) | jnp.isinf(largest)}
-
-
-def largest_two(gradient):
-    values, places = jax.lax.top_k(jnp.abs(gradient), 2)
-    return jnp.zeros(FEATURES).at[places].set(values)
-
-
-@right(lambda s, b: (step(s, largest_two(jax.grad(loss)(s["w"], b))), {}))
-def the_largest_elements_of_a_reduced_gradient(state, batch):
-    return step(state, largest_two(mean_gradient(state, batch))), {}
 
 
 @right(plain(calls=lambda s, b: 1), shares=None, global_batch=12)

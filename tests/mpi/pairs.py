@@ -220,25 +220,6 @@ def dying_while_mailboxes_are_made(world) -> None:
     print("the last one has a mailbox", flush=True)
 
 
-def comes_and_goes(world) -> None:
-    """A worker goes to the reserve, comes back, and goes again; each time the others have a mailbox of theirs."""
-    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
-    back = 0
-    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        for report in program.run():
-            back = report.step if report.joined else back
-            if report.step == 3 or report.step == back + 5 > 5:
-                program.rescale(workers=2)
-            elif report.step == 8:
-                program.rescale(workers=3)
-            if report.step == 5000 or report.step == back + 9 > 9:
-                break
-        assert back
-        assert program.members == (0, 1)
-        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
-    print("one has come and gone", flush=True)
-
-
 def joins(world) -> None:
     """A process that is spawned is looked at, and looks."""
     data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)

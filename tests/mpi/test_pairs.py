@@ -44,14 +44,6 @@ def test_a_rank_that_dies_while_mailboxes_are_built_blocks_nobody(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
-def test_mailboxes_are_rebuilt_with_joining_and_without_leaving_ranks(tmp_path, ours):
-    result = run([SCRIPT, tmp_path, "comes_and_goes"], n=3, ours=ours)
-    assert result.stdout.count("one has come and gone") == 2, result
-    assert result.stdout.count("ended well") == 2, result
-
-
-@pytest.mark.long
 @survives_losses
 def test_spawned_ranks_read_and_are_read(tmp_path):
     result = run([SCRIPT, tmp_path, "joins"], n=1, ours=True)
