@@ -11,13 +11,11 @@ and so, over n groups, the two estimates
     Q = |gbar|^2 - S / B                                  E Q = |G|^2             the *signal*
 
 are unbiased for any sizes `b_i` and any distribution of the examples' gradients. This is the one-way analysis of
-variance; among unbiased quadratic estimators that do not depend on the origin it has the least variance for Gaussian
-`g_i`, whatever `G` and `Sigma`: `Var S = 2 tr(Sigma^2) / (n - 1)`. For equal sizes it is the estimator of McCandlish et
-al. 2018, appendix A.1, averaged over the workers. KungFu's estimator, which compares one worker's own gradient with the
-mean, has at least n + 1 times the variance of S; Cannikin's weights are unbiased too, with up to nine times the
-variance at the sizes tried here.
+variance, which has the least variance for Gaussian `g_i`: `Var S = 2 tr(Sigma^2) / (n - 1)`. For equal sizes it is the
+estimator of McCandlish et al. 2018, appendix A.1, averaged over the workers. KungFu's estimator, which compares one
+worker's own gradient with the mean, has at least n + 1 times the variance of S.
 
-The estimates add three numbers to the gradients' message, all known before it is sent: `sum_i b_i |g_i|^2`, B and n.
+The estimates add three numbers to the gradients' message: `sum_i b_i |g_i|^2`, B and n.
 """
 
 from __future__ import annotations
@@ -85,9 +83,7 @@ def summed(squares: jax.Array, *, of_examples: bool) -> Totals:
     )
 
 
-def estimate(
-    sums: Totals, mean_squared_norm: jax.Array, dataset_size: float | None, islands: Any = 1
-) -> tuple[jax.Array, jax.Array]:
+def estimate(sums: Totals, mean_squared_norm: jax.Array, islands: Any = 1) -> tuple[jax.Array, jax.Array]:
     """Return `(trace, signal)`, scalars, from the sums and `|gbar|^2`; NaN for fewer than two groups.
 
     Args:
@@ -97,26 +93,18 @@ def estimate(
     # S is a sum of squares: a negative value is a rounding error.
     trace = jnp.maximum(sums.squares - sums.examples * mean_squared_norm, 0)
     trace = trace / jnp.where(sums.groups > islands, sums.groups - islands, jnp.nan)
-    # Drawn without replacement from N examples, Var gbar = tr Sigma (1/B - 1/N), with Sigma over N - 1.
-    sampling = islands / sums.examples
-    if dataset_size is not None:
-        sampling = jnp.maximum(sampling - 1 / dataset_size, 0)
-    return trace, mean_squared_norm - trace * sampling
+    return trace, mean_squared_norm - trace * (islands / sums.examples)
 
 
 def noise_estimate(
-    batch_sizes: ArrayLike,
-    squared_norms: ArrayLike,
-    mean_squared_norm: ArrayLike,
-    *,
-    dataset_size: float | None = None,
+    batch_sizes: ArrayLike, squared_norms: ArrayLike, mean_squared_norm: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
     """Estimate trace and signal of one step's gradients from squared norms, for custom training loops and tests.
 
     Both are unbiased, for any batch sizes:
 
         trace  = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)           of tr Sigma
-        signal = |gbar|^2 - trace (1/B - 1/dataset_size)              of |G|^2
+        signal = |gbar|^2 - trace / B                                 of |G|^2
 
     Average trace and signal over steps, each by itself, and divide the averages: the mean of ratios is strongly biased
     (McCandlish et al. 2018, appendix A.1).
@@ -125,8 +113,6 @@ def noise_estimate(
       batch_sizes: examples `b_i` of each group (worker or micro-batch); shape=(…, n). Empty groups are ignored.
       squared_norms: `|g_i|^2`, where `g_i` is the mean gradient of group i's examples; shape=(…, n).
       mean_squared_norm: `|gbar|^2`, of the mean gradient over all examples; shape=(…).
-      dataset_size: number of examples in the data set from which the batch is drawn without replacement. Matters if
-        the batch is a large part of the data set.
 
     Returns:
       `(trace, signal)`, each of shape=(…), in gradient units squared; `trace` is the summed variance of one example's
@@ -142,4 +128,4 @@ def noise_estimate(
     sizes, norms, mean = (x.astype(dtype) for x in given)
     squares = jnp.sum(jnp.where(sizes > 0, sizes * norms, 0), axis=-1)
     sums = Totals(squares, jnp.sum(sizes, axis=-1), jnp.sum(sizes > 0, axis=-1, dtype=dtype))
-    return estimate(sums, mean, dataset_size)
+    return estimate(sums, mean)

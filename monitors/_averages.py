@@ -74,11 +74,7 @@ def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.
 
     A weighted mean has an effective number of samples `n = (sum w)^2 / sum w^2`, which approaches
     (1 + decay) / (1 - decay). With this n, `V = sum w (x - m)(x - m)' / (sum w (n - 1))` is unbiased, and t has n - 1
-    degrees of freedom. At a nominal 95 % the bounds enclose the ratio in 95 to 98 % of cases, from the second sample
-    on. With the normal quantile instead of t the coverage would be 70 % after two samples and 81 % after three.
-
-    A negative `m_1` is treated as zero, because the expectation cannot be negative; otherwise the lower bound would
-    grow without limit as the average falls.
+    degrees of freedom. A negative `m_1` is treated as zero, because the expectation cannot be negative.
 
     Returns:
       `(lower, upper)`, scalars: `lower` is finite, and 0 if unknown; `upper` is infinite if unknown.

@@ -20,14 +20,12 @@ def example_norms(
 ) -> Callable[..., tuple[Any, Any, Any]]:
     """Return a function that computes loss, gradient and each example's squared gradient norm.
 
-    Takes the place of `jax.value_and_grad`, for `loss_fn(params, batch, *others)` that returns the mean loss over the
-    examples of `batch`. The norms come from `jax.vmap(jax.grad(loss_fn))` over batches of one example, which costs
-    another backward pass and memory for a gradient per example. `sample=4` computes those of four examples of each
-    microbatch: `noise_scale` remains unbiased, and its bounds become wider.
+    Takes the place of `jax.value_and_grad`. The norms come from `jax.vmap(jax.grad(loss_fn))` over batches of one
+    example, which costs another backward pass and memory for a gradient per example. `sample=4` computes those of four
+    examples of each microbatch: `noise_scale` remains unbiased, and its bounds become wider.
 
     The examples must be independent of each other, which is not verified: with batch normalization or a contrastive
-    loss there are no gradients of single examples. Values that belong to an example, such as its dropout mask, must be
-    in `batch`.
+    loss there are no gradients of single examples.
 
     Args:
       loss_fn: a function `loss_fn(params, batch, *others)` that returns the loss, a scalar. The arrays of `batch` have

@@ -39,9 +39,8 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
 
         (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)
 
-    is unbiased for any sizes, so that steps with different batch sizes are comparable. Divided by the global batch, it
-    is the variance of `avg_grads`. Not averaged over steps: see `ema` and `noise_scale`. Adds 12 bytes to the
-    gradients' message.
+    is unbiased for any sizes. Divided by the global batch, it is the variance of `avg_grads`. Not averaged over steps:
+    see `ema` and `noise_scale`. Adds 12 bytes to the gradients' message.
 
     Args:
       grads: pytree; the mean gradient over this worker's examples. Local.
@@ -52,14 +51,11 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
       or if a gradient's square is not finite.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, or, when the
-        program is built, `grads` that are replicated or coupled by a collective in their backward pass, or `avg_grads`
-        that are not replicated.
+      CollectiveError: as for `noise_scale`.
 
     References:
-      Mai et al. 2020, "KungFu", section 3. KungFu monitors the variance between workers' batches,
-      `E|g_i|^2 - |gbar|^2`, which shrinks with the batch; this estimate is the variance between examples.
+      Mai et al. 2020, "KungFu", section 3, which monitors the variance between workers' batches; it shrinks with them.
     """
     check_alike("gradient_variance", grads, avg_grads)
     grads, avg_grads = assert_mean(grads, avg_grads, what := "gradient_variance", hint=both_gradients(what))
-    return estimate(totals(grads, what), squared_norm(avg_grads, averaged=True), None)[0]
+    return estimate(totals(grads, what), squared_norm(avg_grads, averaged=True))[0]

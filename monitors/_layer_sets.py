@@ -15,11 +15,7 @@ By = Callable[[Path], str | None]
 
 
 def layer_sets(tree: Any, by: By) -> dict[str, list[int]]:
-    """Return the indices of the leaves in each set, in the order of the tree.
-
-    Args:
-      tree: pytree of gradients.
-      by: maps a leaf's path to the name of its set, or to None to leave the leaf out.
+    """Return the indices of the leaves in each set; `by` maps a leaf's path to its set, or to None to leave it out.
 
     Raises:
       CollectiveError: `by` fails, returns something else than text or None, or puts all of several leaves into one set.

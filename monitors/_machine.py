@@ -96,10 +96,8 @@ def cpu_available() -> jax.Array:
 
         1 - (busy time - this process's own) / time
 
-    The process's own time counts as available. Otherwise (as with `100 - cpu_percent`, which LB-BSP reads) a worker at
-    full speed would seem to have nothing left, and the share would follow from the speed that it is to predict. Time
-    stolen by a hypervisor counts as used by others. All workers of one process read the same share. A container's CPU
-    limit is not considered, as it does not change.
+    The process's own time counts as available, unlike in `100 - cpu_percent`, which LB-BSP reads. Time stolen by a
+    hypervisor counts as used by others. All workers of one process read the same share.
 
     Returns:
       A float32 scalar, without unit, measured at the start of the step. Local. NaN during the first tenth of a second,

@@ -45,7 +45,6 @@ def noise_scale(
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
-    dataset_size: int | None = None,
 ) -> NoiseScale: ...
 
 
@@ -60,7 +59,6 @@ def noise_scale(
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
-    dataset_size: int | None = None,
 ) -> dict[str, NoiseScale]: ...
 
 
@@ -74,34 +72,26 @@ def noise_scale(
     islands: Sequence[Sequence[int]] | None = None,
     decay: float = 0.95,
     confidence: float = 0.95,
-    dataset_size: int | None = None,
 ) -> NoiseScale | dict[str, NoiseScale]:
     """Estimate the gradient noise scale, `tr Sigma / |G|^2`: the batch size at which noise and signal are equal.
 
-    Far below the noise scale, doubling the batch is worth almost twice the step; far above, almost nothing. The
-    estimates of a single step are
+    Far below the noise scale, doubling the batch is worth almost twice the step; far above, almost nothing. A step has
 
         trace  S = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)
         signal Q = |gbar|^2 - S / B
 
     over n groups of `b_i` examples with mean gradients `g_i`. A group is one microbatch of one worker, so one worker
-    with two microbatches is enough. Both estimates are unbiased for any sizes and have the least variance for these
-    groups (`_anova.py`). With `per_example=`, each group is one example: n = B, and the variance of S is smaller by a
-    factor of (B - 1) / (n - 1). S and Q are averaged over steps, each by itself, with weights `decay^age` that need no
-    bias correction; the noise scale is the ratio of the averages:
+    with two microbatches is enough. Both are unbiased for any sizes and have the least variance for these groups
+    (`_anova.py`). With `per_example=`, each group is one example: n = B, and the variance of S is smaller by a factor
+    of (B - 1) / (n - 1). S and Q are averaged over steps, each by itself, with weights `decay^age`; the noise scale is
+    the ratio of the averages, `<S> / <Q>`.
 
-        scale = <S> / <Q>
+    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`), which are wide after few steps, and assume
+    that training changes slowly compared with `1 / (1 - decay)` steps. If `<Q>` is not positive, the noise hides the
+    signal: `scale` is then `lower`, and policies and learning-rate rules take it as not known.
 
-    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`). They assume independent, identically
-    distributed steps, which holds if training changes slowly compared with `1 / (1 - decay)` steps. They are wide after
-    few steps. If `<Q>` is not positive, the noise hides the signal, and `scale` is `lower`, which is near zero in the
-    first few steps. Policies and learning-rate rules take the noise scale as not known then.
-
-    Groups must be independent samples. Batch normalization over all workers couples their gradients in its backward
-    pass, so it is refused.
-
-    The averages survive changes of batch sizes, since S and Q are per example at any batch size. A step with fewer than
-    two groups, or with a gradient that is not finite, leaves them unchanged.
+    Groups must be independent samples: batch normalization over all workers couples them, so it is refused. Batch sizes
+    may change. A step with fewer than two groups, or with a gradient that is not finite, leaves the averages unchanged.
 
     Adds 12 bytes to the gradients' message (8 for each set of `by`, and 4) and no message of its own, and costs one
     pass each over the gradient and its mean; with `per_example`, over the mean only.
@@ -119,12 +109,10 @@ def noise_scale(
       islands: the workers of each island, as `sync.islands` has them, if `avg_grads` is the mean over this worker's
         island, as `step_with_gradients` returns it. The noise is then that within islands, over all of them:
         `S = (sum_i b_i |g_i|^2 - sum_I B_I |gbar_I|^2) / (n - m)` and `Q = sum_I B_I/B |gbar_I|^2 - m S / B`, with m
-        islands. This takes a message of its own, of 4 bytes. Not with `dataset_size`.
+        islands. This takes a message of its own, of 4 bytes.
       decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
         (1 + decay) / (1 - decay) steps.
       confidence: probability that the bounds enclose the noise scale, between 0 and 1.
-      dataset_size: number of examples in the data set, if a batch is a large part of it. The signal is then that of the
-        data set's own gradient, and batches are drawn without replacement: `Q = |gbar|^2 - S (1/B - 1/dataset_size)`.
 
     Returns:
       `NoiseScale(scale, trace, signal, lower, upper)`: scalars; float32 (float64 if gradients are). Replicated. `scale`
@@ -132,11 +120,9 @@ def noise_scale(
       With `by`, a dict of these by the names of the sets.
 
     Raises:
-      CollectiveError: gradients of different structure or shapes, the same arrays for both arguments, norms that do not
-        belong to the gradients or to the examples, `divide_by` of another structure, options out of range or that
-        exclude each other, a function `by` that fails or cannot tell layers apart, or, when the program is built,
-        `grads` that are replicated or coupled by a collective in their backward pass, or `avg_grads` that are not
-        replicated.
+      CollectiveError: gradients, norms or `divide_by` that do not belong together, options out of range or that exclude
+        each other, a function `by` that fails or cannot tell layers apart, or, when the program is built, `grads` that
+        are replicated or coupled by a collective in their backward pass, or `avg_grads` that are not replicated.
 
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
@@ -154,7 +140,12 @@ def noise_scale(
         grads, avg_grads = assert_mean(grads, avg_grads, what, hint=hint)
     else:
         grads = assert_scope("independent", grads, what, hint=hint)
-    _check_options(decay, confidence, dataset_size, islands)
+    wrong = [
+        f"decay={decay!r} must be at least 0 and below 1" if not 0 <= decay < 1 else "",
+        f"confidence={confidence!r} must be between 0 and 1" if not 0 < confidence < 1 else "",
+    ]
+    if any(wrong):
+        raise CollectiveError(f"noise_scale{at(current_line())}: {', '.join(filter(None, wrong))}.")
     if per_example is not None:
         check_norms(grads, per_example)
     if divide_by is not None:
@@ -166,9 +157,9 @@ def noise_scale(
         sums = summed(_over(sets, per_example, _mean), of_examples=True)
     mean = _over(sets, avg_grads, partial(squared_norm, averaged=True))
     if islands is None:
-        trace, signal = estimate(sums, mean, dataset_size)
+        trace, signal = estimate(sums, mean)
     else:
-        trace, signal = estimate(sums, all_reduce(mean), None, islands=_number_of(islands).astype(mean.dtype))
+        trace, signal = estimate(sums, all_reduce(mean), _number_of(islands).astype(mean.dtype))
     sample = jnp.stack([trace, signal], axis=-1)
 
     def update(old: jax.Array, sample: jax.Array) -> tuple[jax.Array, NoiseScale]:
@@ -233,14 +224,3 @@ def summary(averages: Averages, confidence: float) -> NoiseScale:
     scale = jnp.where(positive, trace / jnp.where(positive, signal, 1), lower)
     noise = NoiseScale(scale, trace, signal, lower, upper)
     return jax.tree.map(lambda x: jnp.where(averages.weight > 0, x, jnp.nan), noise)
-
-
-def _check_options(decay: float, confidence: float, dataset_size: int | None, islands: Any) -> None:
-    wrong = [
-        f"decay={decay!r} must be at least 0 and below 1" if not 0 <= decay < 1 else "",
-        f"confidence={confidence!r} must be between 0 and 1" if not 0 < confidence < 1 else "",
-        f"dataset_size={dataset_size!r} must be positive" if dataset_size is not None and dataset_size <= 0 else "",
-        "islands= and dataset_size= exclude each other" if islands is not None and dataset_size is not None else "",
-    ]
-    if any(wrong):
-        raise CollectiveError(f"noise_scale{at(current_line())}: {', '.join(filter(None, wrong))}.")

@@ -27,11 +27,10 @@ def replica_distance(params: Any, average: Any = None) -> jax.Array:
 
     over the workers i with b_i of B examples, where x_i is the vector of all parameters and xbar the mean.
 
-    With `average` in place of xbar the result is exact, and adds 4 bytes to a message. Otherwise no worker has the
-    mean, and the distance is estimated: each worker sends a 4 kB sketch of its parameters, in which each element is
-    added to one of 1024 sums, with a sign, both at random. Sketching is linear, and the squared norm of a sketch is
-    unbiased, with a standard deviation of at most 4.5 % (2.2 % of the result). The random numbers differ between steps,
-    so `mon.ema` of the result has a lower variance. Either way costs one pass over the parameters per step.
+    With `average` in place of xbar the result is exact, and adds 4 bytes to a message. Otherwise it is estimated: each
+    worker sends a 4 kB sketch of its parameters, in which each element is added to one of 1024 sums, with a sign, both
+    at random. The result has a standard deviation of 2.2 %, by random numbers that differ between steps. Either way
+    costs one pass over the parameters per step.
 
     Args:
       params: pytree of floats; this worker's replica. Local.

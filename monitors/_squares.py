@@ -17,8 +17,7 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
     """Return `|tree|^2`, the sum of squared magnitudes over all leaves: a scalar, float32 or better.
 
     The noise scale depends on differences between squared norms of similar size. So half precisions are cast up before
-    they are squared, and each leaf is reduced by itself before the leaves are added: XLA adds the elements of one
-    reduction in a tree (relative error for 25 million equal squares: 1e-7), and the sum over leaves is short.
+    they are squared, and each leaf is reduced by itself, in a tree (relative error for 25 million equal squares: 1e-7).
 
     Args:
       tree: pytree of arrays.
@@ -27,9 +26,8 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
     if not averaged:
-        # The leaves are flattened as in the message, with a barrier: if XLA computes a gradient in another layout, it
-        # would otherwise transpose it twice, for the message and for this norm. Results of messages get no barrier: it
-        # would prevent the division by the weight from being fused into their consumers, the update included.
+        # Flattened as in the message, with a barrier, or XLA may transpose a gradient twice. Results of messages get
+        # none: it would prevent the division by the weight from being fused into the update.
         leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
     squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
     return sum(squares, jnp.zeros((), dtype))

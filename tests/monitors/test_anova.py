@@ -117,28 +117,6 @@ def test_heavy_tails_and_uneven_sizes_bring_no_bias():
     assert trace.std() / np.sqrt(DRAWS) < 0.03  # so that what is within four of these is close
 
 
-def test_a_finite_data_set_is_corrected_for():
-    rng, sizes, d, size = np.random.default_rng(3), np.array([4, 8, 12]), 5, 40
-    data = rng.standard_normal((size, d)) + 0.2
-    truth = np.sum(data.mean(0) ** 2)
-    chosen = np.argsort(rng.random((DRAWS // 2, size)), axis=1)[:, : sizes.sum()]
-    grads = np.add.reduceat(data[chosen], np.cumsum(sizes) - sizes, axis=1) / sizes[:, None]
-    norms, mean_norm = norms_of(sizes, grads)
-    trace, signal = estimate(sizes, norms, mean_norm, dataset_size=size)
-    error = 4 * signal.std() / np.sqrt(len(signal))
-    assert trace.mean() == pytest.approx(data.var(axis=0, ddof=1).sum(), abs=4 * trace.std() / np.sqrt(len(trace)))
-    assert signal.mean() == pytest.approx(truth, abs=error)
-    uncorrected = estimate(sizes, norms, mean_norm)[1]
-    assert abs(uncorrected.mean() - truth) > 4 * error
-
-
-def test_the_whole_data_set_has_no_sampling_noise():
-    _, signal = mon.noise_estimate([2, 2], [1.0, 3.0], 1.5, dataset_size=4)
-    assert float(signal) == 1.5
-    _, signal = mon.noise_estimate([4, 4], [1.0, 3.0], 1.5, dataset_size=4)  # a batch that spans epochs
-    assert float(signal) == 1.5
-
-
 # --- edges ------------------------------------------------------------------------------------------------------------
 
 
