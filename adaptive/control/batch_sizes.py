@@ -28,7 +28,7 @@ from adaptive.base.split import check_shares, equal, split
 from adaptive.base.values.numbers import brief
 
 from .global_batch import auto_quantum, changed_to, checked_global_batch
-from .readiness import AtOnce, Readiness
+from .readiness import Readiness
 
 NOT_RESIZABLE = "it was built with resizable=False. Remove that from ad.Program(...) if sizes or workers change."
 
@@ -42,30 +42,27 @@ class BatchSizes:
     stays, or is as near to the last request as their limits permit.
 
     Args:
-      global_batch: of the first step.
-      shares: relative sizes of the first batches; equal by default.
       limits: bounds of every split, for all worker slots.
       quantum: later sizes are rounded to multiples of it. By default it follows the global batch, and the first sizes
         are rounded only to `limits.multiple`.
       members: the occupied worker slots; all by default.
 
     Attributes:
-      current: examples of each worker in the next step.
-      previous: examples of each worker in the last step.
-      pending: the requested sizes, in force from the first step for which every worker is ready. A later request
-        replaces them.
-      next: the request after `pending`, if sizes are prepared `one_by_one`.
+      current, previous: the splits of the next step, and of the last one.
+      pending: the requested split, in force from the first step for which every worker is ready.
+      next: the request after `pending`, if sizes are prepared one by one.
       shares: the last requested shares; 0 for empty worker slots.
       wanted: the last requested global batch.
       limits: with the quantum of the last requested sizes.
-      one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled, a
-        driver that requests another size in every step would otherwise never get any.
       needed: worker slots whose workers must take examples.
-      resizable: whether sizes change at all.
-      fixed_by: if not, why, and what to change.
-      waits: whether new sizes come into force at once; the program then waits for their kernels.
-      revision: incremented when sizes in force or pending ones change.
+      fixed_by: why sizes never change, and what to change; "" if they do.
     """
+
+    # What a joining process takes over from the others.
+    TRANSFERRED = (
+        *("current", "previous", "pending", "next", "shares", "wanted", "limits", "members"),
+        *("_all_ready", "_all_able"),
+    )
 
     def __init__(
         self,
@@ -90,10 +87,10 @@ class BatchSizes:
         self.previous = self.current
         self.pending: Split | None = None
         self.next: Split | None = None
-        self.one_by_one = self.waits = False
-        self.resizable, self.fixed_by = True, ""
+        self._one_by_one = self._waits = False
+        self.fixed_by = ""
         self.revision = Revision()
-        self._readiness: Readiness = AtOnce()
+        self._readiness = Readiness()
         self._all_ready = self._all_able = False
 
     def take_effect(
@@ -102,14 +99,19 @@ class BatchSizes:
         *,
         one_by_one: bool = False,
         waits: bool = False,
-        resizable: bool = True,
-        fixed_by: str = NOT_RESIZABLE,
+        fixed_by: str = "",
         revision: Revision | None = None,
     ) -> None:
-        """Set how sizes are prepared. Before this call, all sizes count as ready."""
+        """Set how sizes are prepared. Before this call, all sizes count as ready.
+
+        Args:
+          one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled,
+            a driver that requests another size in every step would otherwise never get any.
+          waits: whether new sizes come into force at once; the program then waits for their kernels.
+          revision: incremented when sizes in force or pending ones change.
+        """
         self.revision = revision or self.revision
-        self._readiness, self.one_by_one, self.waits = readiness, one_by_one, waits
-        self.resizable, self.fixed_by = resizable, fixed_by
+        self._readiness, self._one_by_one, self._waits, self.fixed_by = readiness, one_by_one, waits, fixed_by
 
     def must_take(self, slots: Iterable[int]) -> None:
         """Require examples for the workers of these slots, now and in later requests."""
@@ -132,24 +134,15 @@ class BatchSizes:
 
     # --- request ------------------------------------------------------------------------------------------------------
 
-    def request(
-        self,
-        decision: Decision,
-        hooks: Sequence[str] = (),
-        *,
-        for_others: bool = False,
-    ) -> list[str]:
-        """Make a decision's sizes pending.
+    def request(self, decision: Decision, hooks: Sequence[str] = (), *, for_others: bool = False) -> list[str]:
+        """Make a decision's sizes pending; return notes on requests that were changed to possible ones.
 
         Args:
           hooks: names of the hooks that made it.
           for_others: whether members are about to change, so that a larger global batch may be possible soon.
 
-        Returns:
-          Notes on requests that were changed to possible ones.
-
         Raises:
-          BatchSizeError: the program has fixed batch sizes (`resizable=False`, or the driver gathers rows).
+          BatchSizeError: the program has fixed batch sizes.
         """
         weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
@@ -159,7 +152,7 @@ class BatchSizes:
         if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
             limits = self._with_quantum(total, weights)
             sizes = split(total, weights, limits)
-            if not self.resizable and sizes != self.current:
+            if self.fixed_by and sizes != self.current:
                 raise BatchSizeError(
                     f"{_who(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
                     f"{self.current}: {self.fixed_by}"
@@ -168,7 +161,7 @@ class BatchSizes:
             self._put(sizes)
         if decision.global_batch is not None:  # after everything that may raise
             self.wanted = asked if for_others else total
-        if self.waits and self.pending is not None:
+        if self._waits and self.pending is not None:
             self._take_up()
             self._readiness.wait_for(self.current)
         self._prepare()
@@ -177,7 +170,7 @@ class BatchSizes:
         return notes
 
     def _put(self, sizes: Split) -> None:
-        if self.one_by_one and self.pending is not None and sizes != self.current:
+        if self._one_by_one and self.pending is not None and sizes != self.current:
             self.next = None if sizes == self.pending else sizes
         else:
             self.pending, self.next = None if sizes == self.current else sizes, None
@@ -282,8 +275,8 @@ class BatchSizes:
 
         Args:
           members: the worker slots occupied at that time; by default the current ones.
-          wanted: the global batch requested at that time; by default the split's. It is larger if it was too large for
-            the members of that time.
+          wanted: the global batch requested at that time, which may be too large for these members; by default the
+            split's.
         """
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
@@ -292,17 +285,6 @@ class BatchSizes:
         self.revision.increment()
         self._all_ready = False
         self.limits = self._with_quantum(sum(self.current), self.shares)
-
-    def export(self) -> tuple[Any, ...]:
-        """Return the replicated part of the state, for `adopt` on a joining process."""
-        split = self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits
-        return split, self.members, (self._all_ready, self._all_able)
-
-    def adopt(self, exported: tuple[Any, ...]) -> None:
-        """Replace the state with what another process has exported."""
-        split, self.members, (self._all_ready, self._all_able) = exported
-        self.current, self.previous, self.pending, self.next, self.shares, self.wanted, self.limits = split
-        self.revision.increment()
 
     # --- validation ---------------------------------------------------------------------------------------------------
 

@@ -21,13 +21,8 @@ from adaptive.graph.text import EquationText, as_text
 T = TypeVar("T")
 
 
-def check_same_build(
-    world: World,
-    build_digests: dict[str, str],
-    plan: Plan,
-    about: str = "",
-) -> None:
-    """Compare the digests of the program's inputs, and the JAX settings, over all processes.
+def check_same_build(world: World, build_digests: dict[str, str], plan: Plan, about: str = "") -> None:
+    """Compare the digests of the program's inputs, the JAX settings, and the driver, over all processes.
 
     Args:
       build_digests: digests by name; must be equal on all processes.
@@ -40,10 +35,14 @@ def check_same_build(
     if world.processes == 1:
         return
     # Settings come first: if one differs, other digests differ as a consequence.
-    _check_equal(world, about, {**describe_settings(), **build_digests})
-    _check_equal(world, about, {"driver": digest_of_plan(plan)}, closer=lambda: digests_of_lines(plan))
+    digests = {**describe_settings(), **build_digests, _DRIVER: digest_of_plan(plan)}
+    everyone = _exchanged(world, about, digests)
+    if _differing(everyone) == _DRIVER:  # the same on all processes
+        compare(_exchanged(world, about, digests_of_lines(plan)))
+    compare(everyone)
 
 
+_DRIVER = "driver"
 _VERSIONS = "versions"  # may differ; mentioned in errors, because they can explain other differences
 
 
@@ -52,19 +51,14 @@ def versions() -> str:
     return f"jax {jax.__version__}, numpy {np.__version__}"
 
 
-def _check_equal(
-    world: World, about: str, digests: dict[str, str], closer: Callable[[], dict[str, str]] | None = None
-) -> None:
-    mine = json.dumps({**digests, _VERSIONS: versions()}).encode()
-    everyone = [json.loads(theirs) for theirs in world.all_gather_bytes(mine, about)]
-    if closer is not None and _differing(everyone) is not None:  # the same on all processes
-        _check_equal(world, about, closer())
-    compare(everyone)
+def _exchanged(world: World, about: str, digests: dict[str, str]) -> list[dict[str, str]]:
+    own = json.dumps({**digests, _VERSIONS: versions()}).encode()
+    return [json.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
 
 
 def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
     names = dict.fromkeys(name for theirs in everyone for name in theirs if name != _VERSIONS)
-    return next((n for n in names if len({theirs.get(n) for theirs in everyone}) > 1), None)
+    return next((n for n in sorted(names, key=_DRIVER.__eq__) if len({theirs.get(n) for theirs in everyone}) > 1), None)
 
 
 def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> None:
@@ -132,10 +126,8 @@ def digests_of_lines(plan: Plan) -> dict[str, str]:
     for line in _lines(plan):
         lines.setdefault(f"driver, at {line.where}," if line.where else _ENDS, []).append(line.text)
     found = {where: f"{len(texts)} equations, {digest_of_text(repr(texts))}" for where, texts in lines.items()}
-    return {
-        **{w: d for w, d in found.items() if w != _ENDS},
-        _ENDS: found[_ENDS],
-    }  # digests of lines come first, because they are more specific
+    found[_ENDS] = found.pop(_ENDS)  # digests of lines come first, because they are more specific
+    return found
 
 
 def _lines(plan: Plan) -> Iterator[EquationText]:
@@ -156,7 +148,6 @@ def compare_across_processes(
     Communicates. If `work` raises, the caller reports that to the other processes (`fails_together`).
 
     Args:
-      about: the operation, for errors.
       work: returns digests by name, and a result.
       advice: what to do if a digest differs.
 

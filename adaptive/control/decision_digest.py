@@ -32,6 +32,8 @@ class DecisionDigest:
       step: the step after which the last decision was made; 0 before the first.
     """
 
+    TRANSFERRED = ("value", "step", "asked")  # what a joining process takes over from the others
+
     def __init__(self, hook_lines: Mapping[str, str] | None = None) -> None:
         self.value = 1
         self.step = 0
@@ -60,7 +62,11 @@ class DecisionDigest:
     @property
     def asked(self) -> tuple[str, ...]:
         """Descriptions of the last few requests since processes last compared; if there are none, of those before."""
-        return tuple(text if isinstance(text, str) else _in_words(*text) for text in self._asked)
+        return tuple(text if isinstance(text, str) else f"{text[0]} asked for {_wish(text[1])}" for text in self._asked)
+
+    @asked.setter
+    def asked(self, texts: tuple[str, ...]) -> None:
+        self._asked = texts
 
     def _note(self, text: str | _Asked) -> None:
         self._asked = (text,) if self._compared else (*self._asked, text)[-_REMEMBERED:]
@@ -73,14 +79,6 @@ class DecisionDigest:
         self.step = step
         self._note(f"program.restore went back to step {step}")
         self.value = _digest(repr(sorted(digests.items())).encode())
-
-    def export(self) -> tuple[int, int, tuple[str, ...]]:
-        """Return the replicated part of the state, for `adopt` on a joining process."""
-        return self.value, self.step, self.asked
-
-    def adopt(self, exported: tuple[int, int, tuple[str, ...]]) -> None:
-        """Replace the state with what another process has exported."""
-        self.value, self.step, self._asked = exported
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
         """Compare the digests of all workers with this one.
@@ -103,12 +101,10 @@ class DecisionDigest:
         )
 
     def _advice(self) -> str:
-        by_hook = [text.startswith(_HOOK) for text in self.asked]
-        advice = []
+        by_hook, advice = [text.startswith(_HOOK) for text in self.asked], []
         if any(by_hook):
-            named = [
-                f"{name!r}{at(line)}" for name, line in self._hook_lines.items() if repr(name) in self.last and line
-            ]
+            lines = self._hook_lines.items()
+            named = [f"{name!r}{at(line)}" for name, line in lines if repr(name) in self.last and line]
             look = f" Look at {', '.join(named)}." if named else ""
             advice.append(f"A hook must decide from its arguments alone: no rank, clock, random number or file.{look}")
         if not all(by_hook):
@@ -131,10 +127,6 @@ def _digest(data: bytes) -> int:
 def _bytes_of(shares: Sequence[float] | None) -> bytes:
     """Return shares as bytes: of thousands of workers, their text takes a millisecond."""
     return b"" if shares is None else b"shares" + np.asarray(shares, np.float64).tobytes()
-
-
-def _in_words(who: str, decision: Decision | None) -> str:
-    return f"{who} asked for {_wish(decision)}"
 
 
 def _wish(decision: Decision | None) -> str:

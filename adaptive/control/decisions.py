@@ -33,6 +33,8 @@ class Decisions:
       last_asked: names of the hooks that made the last decision, and the request of each.
     """
 
+    TRANSFERRED = ("stopped",)  # what a joining process takes over from the others
+
     def __init__(
         self,
         world: World,

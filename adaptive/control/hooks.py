@@ -43,18 +43,9 @@ class HookOutcome(NamedTuple):
       requests: the request of each hook that has one, in the order of the driver.
     """
 
-    decision: Decision | None
-    names: list[str]
-    requests: tuple[Request, ...]
-
-
-_NONE_DUE = HookOutcome(None, [], ())
-
-
-def _never(state: Any) -> int:
-    """Return 0: the hook decides after every step that is due."""
-    del state
-    return 0
+    decision: Decision | None = None
+    names: Sequence[str] = ()
+    requests: tuple[Request, ...] = ()
 
 
 class Hooks:
@@ -69,9 +60,10 @@ class Hooks:
       next_due: no hook decides after a step with a lower number than this. Replicated, except that it is 0 from
         `restart` until the next call of `run`.
       watches: whether a hook also observes the steps between decisions. If not, steps before `next_due` need no call.
-      suspended: whether hooks neither run nor observe steps.
       why: for each hook, why it asked for nothing when it was due last; "" if it asked for something, or does not say.
     """
+
+    TRANSFERRED = ("states", "joined")  # what a joining process takes over from the others, before `restart`
 
     def __init__(
         self,
@@ -95,7 +87,7 @@ class Hooks:
         self._all_watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self._watching, self.watches = self._all_watching, bool(self._all_watching)
         # Each returns the number of the first step after which a hook in a given state can decide.
-        self._rests_until = [getattr(hook.handler, "rests_until", _never) for hook in self.hooks]
+        self._rests_until = [getattr(hook.handler, "rests_until", lambda state: 0) for hook in self.hooks]
         self._rest_until = [0] * len(hooks)
         self.next_due = self._due_after(0)
 
@@ -108,11 +100,6 @@ class Hooks:
     def suspended(self, suspended: bool) -> None:
         self._watching = [] if suspended else self._all_watching
         self.watches, self.next_due = bool(self._watching), _NEVER if suspended else 0
-
-    def due(self, step: int) -> list[int]:
-        """Return the numbers of the hooks that decide after this step."""
-        rests = self._rest_until
-        return [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
 
     def _due_after(self, step: int) -> int:
         after = [max(step + 1, rest) for rest in self._rest_until]
@@ -132,9 +119,8 @@ class Hooks:
         """Keep a step before `next_due` for the hooks that observe every step. Does not block, makes no decision.
 
         Args:
-          values, ran: as for `run`.
+          values, ran, examples: as for `run`.
           members: the worker slots occupied in this step.
-          examples: as for `run`.
         """
         for i in self._watching:
             self._seen[i].append(_Seen(step, epoch, values[i], ran, members, examples))
@@ -158,11 +144,12 @@ class Hooks:
         """
         self.note(step, epoch, values, ran, sizes.members, examples)
         if step < self.next_due:
-            return _NONE_DUE
+            return HookOutcome()
         merged = _NOTHING
         requests: list[Request] = []
         silent: list[str] = []
-        deciding = self.due(step)
+        rests = self._rest_until
+        deciding = [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
         for i in deciding:
             hook = self.hooks[i]
             if not hook.handler.every_step:
@@ -179,7 +166,7 @@ class Hooks:
             self._rest_until[i] = self._rests_until[i](self.states[i])
         self.next_due = self._due_after(step)
         if not deciding:
-            return _NONE_DUE
+            return HookOutcome()
         names = [request.by for request in requests] or silent
         return HookOutcome(merged if merged or merged.notes else None, names, tuple(requests))
 
@@ -213,22 +200,6 @@ class Hooks:
         for seen in self._seen:
             while seen and seen[-1].step > step:
                 seen.pop()
-
-    def export(self) -> tuple[Any, ...]:
-        """Return the hooks' states, with numpy arrays for JAX's, for `adopt` on a joining process.
-
-        Call `catch_up` first.
-        """
-
-        def on_host(leaf: Any) -> Any:
-            return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-
-        return jax.tree.map(on_host, self.states), self.joined
-
-    def adopt(self, exported: tuple[Any, ...]) -> None:
-        """Replace the hooks' states with those that another process has exported."""
-        states, self.joined = exported
-        self.restart(states)
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
         """Pass the last step to hook `i`, with the merged requests of earlier hooks, and return its decision."""

@@ -31,8 +31,6 @@ from adaptive.base.values.numbers import brief
 from adaptive.base.worker_slots import number_of_workers
 from adaptive.base.world import World
 
-from .batch_sizes import NOT_RESIZABLE
-
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 
 
@@ -71,30 +69,27 @@ class Membership:
         in a message of their own: how many workers are ready, while any are missing; and whether they must leave,
         between any two steps.
       termination: returns this process's pending termination signal (`adaptive/base/process/signals.py`).
-      resizable: whether batch sizes change at all; if not, the number of workers cannot either.
-      fixed_by: if not, why, and what to change.
+      fixed_by: why batch sizes, and so the number of workers, never change, and what to change; "" if they do.
       needed: worker slots whose workers must stay, because the driver needs their values.
       roster: the members at first; by default the current ones.
       revision: incremented when the target changes, and when a process reports that it must leave.
-
-    Attributes:
-      leave_requested: whether any process reported that it must leave. Replicated.
     """
+
+    # What a joining process takes over from the others.
+    TRANSFERRED = ("_asked", "_there", "_generation", "_ready_elsewhere", "_leave_requests", "_leave_requested")
 
     def __init__(
         self,
         world: World,
         *,
         in_status: bool = True,
-        resizable: bool = True,
-        fixed_by: str = NOT_RESIZABLE,
+        fixed_by: str = "",
         needed: Sequence[int] = (),
         termination: Callable[[], TerminationNotice | None] = lambda: None,
         roster: Roster | None = None,
         revision: Revision | None = None,
     ):
-        self._world, self._in_status, self._resizable, self._needed = world, in_status, resizable, needed
-        self._fixed_by = fixed_by
+        self._world, self._in_status, self._fixed_by, self._needed = world, in_status, fixed_by, needed
         self._termination, self._revision = termination, revision or Revision()
         self._asked: int | None = None
         roster = Roster.of(world) if roster is None else roster
@@ -153,20 +148,17 @@ class Membership:
     # --- request ------------------------------------------------------------------------------------------------------
 
     def request(self, workers: int, hooks: Sequence[str] = ()) -> list[str]:
-        """Set the target.
+        """Set the target; return a note if it was clipped or rounded.
 
         Args:
           hooks: names of the hooks that asked for it.
-
-        Returns:
-          A note, if the target was clipped or rounded.
 
         Raises:
           BatchSizeError: the program has fixed batch sizes, so its number of workers is fixed too.
         """
         number = self.nearest(workers)
         who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
-        if not self._resizable and number != len(self._world.members):
+        if self._fixed_by and number != len(self._world.members):
             raise BatchSizeError(
                 f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: {self._fixed_by}"
             )
@@ -211,7 +203,7 @@ class Membership:
     def leaving(self) -> tuple[int, ...]:
         """The slots whose workers leave for good before the next step, upon a termination signal."""
         alone, n = self._world.processes == 1, self._world.capacity
-        if not (self.leave_request if alone else self.leave_requested):
+        if not (self.leave_request if alone else self._leave_requested):
             return ()  # in nearly all steps
         requests = [self.leave_request] * n if alone else self._leave_requests.tolist()
         members = {slot: requests[slot] for slot in self._world.members}
@@ -221,7 +213,7 @@ class Membership:
 
     @property
     def why_all_leave(self) -> str:
-        """Why termination signals end the run; "" if they don't. Replicated."""
+        """Why termination signals end the run: all workers received one, or the others cannot continue; "" if not."""
         leaving, there = self.leaving, self._world.members
         left = len(there) - len(leaving)
         who = f"{_workers(leaving)} received a termination signal"
@@ -236,11 +228,6 @@ class Membership:
         needed = [slot for slot in leaving if slot in self._needed]
         return f"{who}, and the driver needs what {_workers(needed)} broadcasts" if needed else ""
 
-    @property
-    def all_leave(self) -> bool:
-        """Whether termination signals end the run: all workers received one, or the others cannot continue."""
-        return bool(self.why_all_leave)
-
     def _ask_who_leaves(self, about: str) -> list[Leaver]:
         """Gather all leave requests once one process must leave: includes signals that arrived during the step."""
         world, own, notice = self._world, self._world.workers, self._termination()
@@ -250,7 +237,7 @@ class Membership:
         if self._in_status and not self.leaving:
             return []
         mine = [self.leave_request, own.start, own.stop, notice.signal if notice else "", process]
-        said = [json.loads(text) for text in self._gathered(mine, f"who leaves {about}")]
+        said = self._gathered(mine, f"who leaves {about}")
         requests = np.zeros(world.capacity)
         for wish, start, stop, *_ in said:
             requests[start:stop] = wish
@@ -258,8 +245,8 @@ class Membership:
         leaving = self.leaving
         return [Leaver(tuple(range(start, stop)), *who) for _, start, stop, *who in said if start in leaving]
 
-    def _gathered(self, value: Any, about: str) -> list[bytes]:
-        return self._world.all_gather_bytes(json.dumps(value).encode(), about)
+    def _gathered(self, value: Any, about: str) -> list[Any]:
+        return [json.loads(text) for text in self._world.all_gather_bytes(json.dumps(value).encode(), about)]
 
     # --- status -------------------------------------------------------------------------------------------------------
 
@@ -269,18 +256,13 @@ class Membership:
         return self._world.poll_ready() if self.target > len(self._world.members) else 0
 
     def on_agreed(self, *, ready_to_join: int, leave_requests: np.ndarray) -> None:
-        """Apply what all processes reported in this step.
-
-        Args:
-          ready_to_join: number of workers ready to join.
-          leave_requests: each worker's `leave_request`; shape=(capacity,).
-        """
+        """Apply what all processes reported in this step, in sum; `leave_requests`: by worker, shape=(capacity,)."""
         self._ready_elsewhere = ready_to_join
         self._set_leave_requests(leave_requests)
 
     def _set_leave_requests(self, leave_requests: np.ndarray) -> None:
-        self._leave_requests, self.leave_requested = leave_requests, bool(leave_requests.any())
-        if self.leave_requested:
+        self._leave_requests, self._leave_requested = leave_requests, bool(leave_requests.any())
+        if self._leave_requested:
             self._revision.increment()
 
     def _count_ready(self, about: str) -> int:
@@ -288,7 +270,7 @@ class Membership:
             return self.ready_to_join
         if self._in_status:
             return self._ready_elsewhere
-        return sum(map(int, self._gathered(self.ready_to_join, f"workers ready to join {about}")))
+        return sum(self._gathered(self.ready_to_join, f"workers ready to join {about}"))
 
     # --- change -------------------------------------------------------------------------------------------------------
 
@@ -299,23 +281,18 @@ class Membership:
         return bool(self.pending or self.leaving or unheard) or self._world.generation != self._generation
 
     def change(self, about: str = "") -> list[Leaver]:
-        """Apply all pending leaves and joins between two steps. May communicate.
-
-        Changes nothing if `all_leave`: then the run ends.
+        """Apply all pending leaves and joins between two steps, unless the run ends (`why_all_leave`). May communicate.
 
         Args:
           about: the step and the program, for errors.
 
         Returns:
           The processes that leave upon a termination signal.
-
-        Raises:
-          Preempted: this process has left for good.
         """
         leavers = self._ask_who_leaves(about)
         ready = with_same_members(self._world, lambda: self._refresh_and_count(about))
         leaving, there = self.leaving, len(self._world.members)
-        if self.all_leave or not (leaving or self.pending):
+        if self.why_all_leave or not (leaving or self.pending):
             return leavers
         missing = max(0, self.target - there)
         stay = there - len(leaving)
@@ -342,7 +319,7 @@ class Membership:
     def _refresh_and_count(self, about: str) -> int:
         """Update the target, and return the number of missing workers that are ready. May communicate."""
         self._refresh()
-        if self.all_leave or not (self.leaving or self.pending):
+        if self.why_all_leave or not (self.leaving or self.pending):
             return 0
         if self.asked is not None:
             self.asked = self.nearest(self.asked)  # processes in reserve may be lost
@@ -381,15 +358,6 @@ class Membership:
         self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(self._world.capacity))
         self._world.request_workers(self.target)
-
-    def export(self) -> tuple[Any, ...]:
-        """Return the replicated part of the state, for `adopt` on a joining process."""
-        return self.asked, self._there, self._generation, self._ready_elsewhere, self._leave_requests
-
-    def adopt(self, exported: tuple[Any, ...]) -> None:
-        """Replace the state with what another process has exported."""
-        self.asked, self._there, self._generation, self._ready_elsewhere, leave_requests = exported
-        self._set_leave_requests(leave_requests)
 
 
 def _workers(slots: Sequence[int]) -> str:

@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from adaptive.runtime.kernels import Kernels
 
 
-class Readiness(Protocol):
-    """Prepares steps with new batch sizes. Arguments hold the sizes of all workers; results are about this process."""
+class Readiness:
+    """Prepares steps with new batch sizes. This one is ready for any sizes at any time, as simulated workers are.
+
+    Arguments hold the sizes of all workers; results are about this process.
+    """
 
     def ready_for(self, sizes: Sequence[int]) -> bool:
         """Return whether this process can run steps of these sizes now."""
-        ...
+        return True
 
     def ready_for_any(self) -> bool:
         """Return whether this process can run steps of any sizes, from now on."""
-        ...
+        return True
 
     def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        """Prepare for these sizes in the background; cancel earlier preparations.
-
-        Args:
-          current: the sizes of the next step.
-        """
-        ...
+        """Prepare for these sizes in the background; cancel earlier preparations. `current`: those of the next step."""
 
     def wait_for(self, sizes: Sequence[int]) -> None:
         """Wait until this process can run steps of these sizes."""
-        ...
 
 
-class AtOnce:
-    """Readiness for any sizes at any time, for simulated workers."""
-
-    def ready_for(self, sizes: Sequence[int]) -> bool:
-        return True
-
-    def ready_for_any(self) -> bool:
-        return True
-
-    def prepare(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        return None
-
-    def wait_for(self, sizes: Sequence[int]) -> None:
-        return None
-
-
-class KernelsOf:
+class KernelsOf(Readiness):
     """Readiness by compiled kernels of this process's workers.
 
     Args:

@@ -21,8 +21,6 @@ In single precision the status takes 16 bytes per worker, and 16 more. The word 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from adaptive.base.activity import WorkerSeconds
@@ -38,24 +36,8 @@ _OF_ALL = 4  # facts: can_make_pending … checkpoint_due
 _SECONDS = 3  # of each worker: input, computing, busy
 
 
-class Verdict(NamedTuple):
-    """The reports of all processes, received with one message. Replicated."""
-
-    digests: np.ndarray  # shape=(capacity,)
-    leave_requests: np.ndarray  # shape=(capacity,)
-    can_make_pending: bool  # all processes
-    can_make_any: bool  # all processes
-    ready_to_join: int  # sum over processes
-    checkpoint_requested: bool  # any process
-
-
 class Status(StepStatus):
     """This process's report of each step, and what it received.
-
-    Args:
-      digest: digest of this process's decisions.
-      sizes: batch sizes; receives what all agreed on.
-      members: membership; receives what all reported.
 
     Attributes:
       length: number of elements.
@@ -103,14 +85,16 @@ class Status(StepStatus):
         self._facts, self.heard, self.checkpoint_requested = facts, elements, self._any_requested
 
     def _apply(self, elements: np.ndarray) -> None:
-        elements = elements[: self._n_facts].copy()
+        facts = elements[: self._n_facts].copy()
         for slot in self._world.unowned_slots:  # no process reports for these
-            elements[slot] = _REQUESTS * self._digest.value
-        verdict = _verdict(elements, self._world.processes)
-        self._digest.compare(verdict.digests, own=self._world.workers)
-        self._sizes.on_agreed(can_make_pending=verdict.can_make_pending, can_make_any=verdict.can_make_any)
-        self._members.on_agreed(ready_to_join=verdict.ready_to_join, leave_requests=verdict.leave_requests)
-        self._any_requested = verdict.checkpoint_requested
+            facts[slot] = _REQUESTS * self._digest.value
+        digests, leave_requests = np.divmod(facts[: self._n], _REQUESTS)
+        can_make_pending, can_make_any, ready, due = facts[self._n :].tolist()
+        everyone = self._world.processes
+        self._digest.compare(digests, own=self._world.workers)
+        self._sizes.on_agreed(can_make_pending=can_make_pending == everyone, can_make_any=can_make_any == everyone)
+        self._members.on_agreed(ready_to_join=round(ready), leave_requests=leave_requests)
+        self._any_requested = due > 0
 
     def seconds(self, waited: float) -> WorkerSeconds:
         """Return the seconds of all workers, from the last message.
@@ -129,9 +113,3 @@ def _n_facts(capacity: int) -> int:
 def status_length(capacity: int) -> int:
     """Return the number of elements of a status."""
     return _n_facts(capacity) + _SECONDS * capacity
-
-
-def _verdict(facts: np.ndarray, processes: int) -> Verdict:
-    digests, requests = np.divmod(facts[:-_OF_ALL], _REQUESTS)
-    pending, any_, ready, due = facts[-_OF_ALL:].tolist()
-    return Verdict(digests, requests, pending == processes, any_ == processes, round(ready), due > 0)

@@ -29,7 +29,7 @@ def explain(engine: Engine, sizes: BatchSizes, data: Data, world: World) -> str:
     whose = "a worker" if world.local_mesh is None else "each device of a worker"
     return "\n".join(
         [
-            explain_plan(engine.plan, engine.layouts, sizes.current, shards, sizes.resizable),
+            explain_plan(engine.plan, engine.layouts, sizes.current, shards, not sizes.fixed_by),
             *_unused_devices(world),
             *(f"input    {line}" for line in data.notes),
             *([] if bound is None else [f"kernels  {bound.in_words}"]),

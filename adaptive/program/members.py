@@ -34,6 +34,9 @@ class MemberTracker:
       joined_in_generation: the generation in which each member joined, by worker slot.
     """
 
+    # What a joining process takes over from the others, before `adopted`.
+    TRANSFERRED = ("joined_in_generation", "_joined", "_notes", "_n_losses")
+
     def __init__(self, world: World, engine: Engine, hooks: Hooks, sizes: BatchSizes, roster: Roster):
         self._world, self._engine, self._hooks, self._sizes = world, engine, hooks, sizes
         self.joined_in_generation = roster.joined_in_generation
@@ -84,22 +87,14 @@ class MemberTracker:
     def restart(self, members: Iterable[int]) -> None:
         """Continue from a checkpoint with these members. Other current members join before the next step."""
         there, _ = Roster.of(self._world)
-        self._continue_with({slot: there.get(slot, 0) for slot in members})
+        self.joined_in_generation = {slot: there.get(slot, 0) for slot in members}
+        self.adopted()
 
-    def export(self) -> tuple[Any, ...]:
-        """Return the replicated part of the state, for `adopt` on a joining process."""
-        return self.joined_in_generation, self._joined, self._notes, self._n_losses
-
-    def adopt(self, exported: tuple[Any, ...]) -> None:
-        """Replace the state with what another process has exported."""
-        since, self._joined, self._notes, self._n_losses = exported
-        self._continue_with(since)
-
-    def _continue_with(self, since: dict[int, int]) -> None:
+    def adopted(self) -> None:
+        """Continue with other members, set in `joined_in_generation`."""
         there, generation = Roster.of(self._world)
-        self.joined_in_generation = since
-        self._generation = generation if since == there else None
-        self._engine.workers.change_members(self.places(since), ())
+        self._generation = generation if self.joined_in_generation == there else None
+        self._engine.workers.change_members(self.places(self.joined_in_generation), ())
 
 
 class RunEnds(Exception):
@@ -162,7 +157,7 @@ class MembershipChanges:
         if not membership.due or self._world.in_reserve:
             return
         leavers = membership.change(f"after step {step} of {self._parts.name}")
-        if membership.all_leave:
+        if membership.why_all_leave:
             signals = " and ".join(sorted({leaver.signal for leaver in leavers if leaver.signal}))
             raise AllLeave(f"{membership.why_all_leave} ({signals})")
         if leavers:
@@ -184,25 +179,26 @@ class MembershipChanges:
         """Return the state of this process's program, after `Hooks.catch_up`: a small picklable object, and the
         engine's replicated arrays, contiguous.
         """
-        p, run = self._parts, self._parts.run
-        progress = run.step, run.limit, run.run_id, p.decisions.stopped, p.skipped.in_a_row
-        small = [part.export() for part in self._small_parts()]
-        return (progress, small, p.stream.cursors, p.stream.place()), p.engine.workers.export()
+        p = self._parts
+        small = [[getattr(part, name) for name in part.TRANSFERRED] for part in self._small_parts()]
+        return (small, p.stream.cursors, p.stream.place()), p.engine.workers.export()
 
     def unpack(self, received: TransferPayload) -> None:
         """Replace the state of this process's program by a result of `pack`."""
-        p, run = self._parts, self._parts.run
-        (progress, small, cursors, place), arrays = received
-        run.step, run.limit, run.run_id, p.decisions.stopped, p.skipped.in_a_row = progress
-        for part, state in zip(self._small_parts(), small, strict=True):
-            part.adopt(state)
+        p = self._parts
+        (small, cursors, place), arrays = received
+        for part, values in zip(self._small_parts(), small, strict=True):
+            for name, value in zip(part.TRANSFERRED, values, strict=True):
+                setattr(part, name, value)
+        p.members.adopted()
+        p.hooks.restart(p.hooks.states)
         p.stream.go_on(cursors, place)
         p.engine.workers.adopt(arrays)
         p.hyperparameters.restart()
 
     def _small_parts(self) -> tuple[Any, ...]:
         p = self._parts
-        return p.sizes, p.membership, p.digest, p.members, p.hooks
+        return p.run, p.decisions, p.skipped, p.sizes, p.membership, p.digest, p.members, p.hooks
 
 
 class ProgramMailboxes:

@@ -80,6 +80,8 @@ class RunState:
       directories: directories of checkpoints from which the program was restored, or to which it has written.
     """
 
+    TRANSFERRED = ("step", "limit", "run_id")  # what a joining process takes over from the others
+
     run_id: str
     notes: list[str]
     step: int = 0
@@ -172,7 +174,7 @@ class ProgramParts:
         machines, self.revision = HostSurvey(world, f"machines of {name}"), Revision()
         notes = [*self.data.notes, *self.plan.unused, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
         self.run = RunState(new_run_id(world, name), notes=notes)
-        fixed_by = NOT_RESIZABLE
+        fixed_by = "" if options.resizable else NOT_RESIZABLE
         if self.plan.one_size:
             options = replace(options, resizable=False)
             fixed_by = f"{self.plan.one_size}. Gather values whose shape does not depend on the batch."
@@ -205,7 +207,6 @@ class ProgramParts:
         self.membership = Membership(
             self.world,
             in_status=any(m.travels and m.gate is None for m in plan.messages),
-            resizable=options.resizable,
             fixed_by=fixed_by,
             needed=self.sizes.needed,
             termination=pending_termination,
@@ -224,7 +225,6 @@ class ProgramParts:
             one_by_one=not splittable,
             # Without a status no process knows whether all are ready. In deterministic programs speeds must not decide.
             waits=options.deterministic or not engine.has_status,
-            resizable=options.resizable,
             fixed_by=fixed_by,
             revision=self.revision,
         )

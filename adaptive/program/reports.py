@@ -68,6 +68,8 @@ class SkippedSteps:
       in_a_row: steps that were skipped since the last one that was committed.
     """
 
+    TRANSFERRED = ("in_a_row",)  # what a joining process takes over from the others
+
     def __init__(self, nonfinite: NonFinite):
         self.checks, self.raises = nonfinite != "allow", nonfinite == "raise"
         self.in_a_row = 0

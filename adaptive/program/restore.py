@@ -309,7 +309,7 @@ class Branch:
         decision = Decision(p.sizes.exactly(self._global_batch).global_batch, hyperparameters=values)
         run.flush_logs()
         self._checkpoint = with_same_members(p.world, lambda: snapshot(p))
-        self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, p.digest.export()
+        self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, dict(vars(p.digest))
         run.notes = []
         self._outer = p.hooks.suspended, p.listeners.suspended
         p.hooks.suspended = p.listeners.suspended = True
@@ -337,5 +337,5 @@ class Branch:
         p, run = self._parts, self._parts.run
         prepare(p, self._loop, self._checkpoint)(Roster.of(p.world))
         run.run_id, run.restored, run.notes, p.skipped.in_a_row, digest = self._before
-        p.digest.adopt(digest)
+        vars(p.digest).update(digest)
         p.hooks.suspended, p.listeners.suspended = self._outer

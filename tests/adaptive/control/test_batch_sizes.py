@@ -253,7 +253,7 @@ def after_a_loss(sizes, members, lost):
     return sizes.current, sizes.pending, sizes.made.waited, notes
 
 
-@pytest.mark.parametrize("how", [{}, {"waits": True}, {"resizable": False}, {"one_by_one": True}])
+@pytest.mark.parametrize("how", [{}, {"waits": True}, {"fixed_by": "the driver"}, {"one_by_one": True}])
 def test_the_batch_is_split_anew_and_kernels_that_are_missing_are_waited_for(how):
     sizes = in_force(96, (96,) * 3, (1, 1, 1), **how)
     assert after_a_loss(sizes, [0, 2], [1]) == ((48, 0, 48), None, [(48, 0, 48)], [])

@@ -235,9 +235,10 @@ def test_of_a_worker_that_joins_the_next_step_is_the_first(transferred):
     assert [(o.step, o.due, o.joined) for o in recorder.seen] == [(1, False, ()), (2, False, ())]
     assert those.states[0].tolist() == [2, 0]
     if transferred:
-        exported = those.export()
+        states, waiting = those.states, those.joined
         those = hooks_of((recorder, 3))
-        those.adopt(exported)
+        those.joined = waiting
+        those.restart(states)
     those.change_members([], sizes)
     steps(those, 1, start=3)
     assert [(o.step, o.due, o.joined) for o in recorder.seen[2:]] == [(3, True, (1,))]

@@ -16,6 +16,7 @@ from adaptive.base.process.signals import TerminationNotice
 from adaptive.base.roster import Roster
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
+from adaptive.control.batch_sizes import NOT_RESIZABLE
 from adaptive.control.membership import Membership
 
 COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
@@ -186,7 +187,7 @@ def test_from_outside_an_impossible_number_raises(wrong, says):
 
 
 def test_where_sizes_never_change_workers_do_not_either():
-    membership = Membership(World(), resizable=False)
+    membership = Membership(World(), fixed_by=NOT_RESIZABLE)
     assert membership.request(2) == []
     with pytest.raises(ad.BatchSizeError, match="resizable=False"):
         membership.request(3, ["grow"])
@@ -247,7 +248,7 @@ def test_a_preempted_worker_leaves_for_good_at_its_deadline():
     membership = Membership(world)
     said(membership, world, wishes=[0, 1, 0])
     membership.change()
-    assert (world.members, membership.all_leave) == ((0, 1, 2), False)
+    assert (world.members, membership.why_all_leave) == ((0, 1, 2), "")
     said(membership, world, wishes=[0, 2, 0])
     assert [str(leaver) for leaver in membership.change()] == ["worker 1 (SIGTERM to pid 1)"]
     assert (world.changes, world.members, world.most, membership.target) == ([(2, (1,))], (0, 2), 2, 2)
@@ -283,7 +284,6 @@ def test_if_all_workers_are_preempted_the_run_ends():
     world = World(size=3, workers=2, processes=3)
     membership = Membership(world, termination=just_now)
     said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
-    assert membership.all_leave
     membership.change()
     assert membership.why_all_leave == "all workers received a termination signal"
     assert world.changes == []
@@ -305,7 +305,6 @@ def test_the_run_ends_if_the_other_workers_cannot_continue(survives, least, need
     said(membership, world, wishes=[0, 2, 0])
     assert membership.why_all_leave == why
     membership.change()
-    assert membership.all_leave == bool(why)
     assert world.members == ((0, 1, 2) if why else (0, 2))
 
 
@@ -325,7 +324,7 @@ def test_a_signal_preempts_all_workers_of_one_process():
     membership = Membership(World(), termination=lambda: heard[0] if heard else None)
     assert (membership.leave_request, membership.leaving, membership.why_all_leave) == (0, (), "")
     heard.append(just_now())
-    assert (membership.leave_request, membership.all_leave) == (2, True)
+    assert (membership.leave_request, bool(membership.why_all_leave)) == (2, True)
 
 
 def test_leaving_workers_are_replaced_if_lost_ones_are():
@@ -371,7 +370,7 @@ def test_any_sequence_of_events_leaves_a_member_and_reaches_the_last_target(happ
         elif kind == "come":
             world.come = what
         said(membership, world, wishes=wishes)
-        if membership.all_leave:
+        if membership.why_all_leave:
             return
         membership.change()
         assert 1 <= len(world.members) <= world.most
