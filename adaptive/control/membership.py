@@ -25,6 +25,7 @@ import numpy as np
 
 from adaptive.base.errors import BatchSizeError, WorkerCountError
 from adaptive.base.process.signals import TerminationNotice
+from adaptive.base.process.source_lines import name_workers
 from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster, with_same_members
 from adaptive.base.values.numbers import brief
@@ -58,7 +59,7 @@ class Leaver(NamedTuple):
     process: str  # "pid 4711 on node7"
 
     def __str__(self) -> str:
-        return f"{_workers(self.workers)} ({self.signal} to {self.process})"
+        return f"{name_workers(self.workers)} ({self.signal} to {self.process})"
 
 
 class Membership:
@@ -216,7 +217,7 @@ class Membership:
         """Why termination signals end the run: all workers received one, or the others cannot continue; "" if not."""
         leaving, there = self.leaving, self._world.members
         left = len(there) - len(leaving)
-        who = f"{_workers(leaving)} received a termination signal"
+        who = f"{name_workers(leaving)} received a termination signal"
         if not leaving:
             return ""
         if not left:
@@ -226,7 +227,7 @@ class Membership:
         if left < self._world.least:
             return f"{who}, and fewer than min_workers={self._world.least} would be left"
         needed = [slot for slot in leaving if slot in self._needed]
-        return f"{who}, and the driver needs what {_workers(needed)} broadcasts" if needed else ""
+        return f"{who}, and the driver needs what {name_workers(needed)} broadcasts" if needed else ""
 
     def _ask_who_leaves(self, about: str) -> list[Leaver]:
         """Gather all leave requests once one process must leave: includes signals that arrived during the step."""
@@ -358,7 +359,3 @@ class Membership:
         self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(self._world.capacity))
         self._world.request_workers(self.target)
-
-
-def _workers(slots: Sequence[int]) -> str:
-    return f"worker{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"

@@ -13,7 +13,8 @@ from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.data.rows import Data, Shards
 from adaptive.graph.flow import Scope
-from adaptive.graph.plan import Contribution, Message, Plan, Segment
+from adaptive.graph.plan import Message, Plan, Segment
+from adaptive.observe.scalars import counted
 from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels.memory_bound import temporary_bytes
 from adaptive.runtime.local_world import LocalWorld
@@ -26,14 +27,16 @@ def explain(engine: Engine, sizes: BatchSizes, data: Data, world: World) -> str:
     shards = data.lengths if isinstance(data, Shards) else ()
     bound = engine.kernels.memory
     whose = "a worker" if world.local_mesh is None else "each device of a worker"
-    whose = "a worker" if world.local_mesh is None else "each device of a worker"
+    needed = memory_needed(engine, data, sizes.current)
+    total = sum(n.nbytes for n in needed) / _MIB
     return "\n".join(
         [
             explain_plan(engine.plan, engine.layouts, sizes.current, shards, not sizes.fixed_by),
             *_unused_devices(world),
             *(f"input    {line}" for line in data.notes),
             *([] if bound is None else [f"kernels  {bound.in_words}"]),
-            *in_words(memory_needed(engine, data, sizes.current), whose),
+            f"memory   {total:,.1f} MiB for {whose} in a step, without the interpreter and compiled code",
+            *(f"    {n.what:<18} {n.nbytes / _MIB:>10,.1f} MiB   {n.details}" for n in needed),
         ]
     )
 
@@ -56,12 +59,11 @@ def explain_plan(
 
     Args:
       shards: number of examples in each worker's own data; empty if all share one data set.
-      resizable: whether batch sizes change while the program runs.
     """
     graph = plan.graph
     lines = [
         f"driver {graph.name!r}: {len(graph.eqns)} equations, {len(graph.state_names)} state leaves",
-        f"{_count(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
+        f"{counted(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
     ]
     out = [worker for worker, size in enumerate(batch_sizes) if size == 0]
     if out:
@@ -80,7 +82,9 @@ def explain_plan(
         for number in plan.sent_at(level):
             lines += _message(number, plan.messages[number], layouts[number])
     lines.append(f"segment  once, after the last  {_work(plan.final)}; compiled once")
-    lines += _hooks(plan)
+    for h in plan.hooks:
+        often = "every step" if h.hook.every == 1 else f"every {h.hook.every} steps"
+        lines.append(f"hook     {h.hook.name!r} {often}{at(h.line)}, reads {counted(len(h.values), 'value')}")
     lines += [
         f"state    {s.name}{at(s.line)}: {sum(a.size for a in s.init)} numbers"
         + ("" if s.scope == Scope.ALL else ", different on each worker")
@@ -102,10 +106,6 @@ def explain_plan(
     return "\n".join(lines)
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" + ("" if n == 1 else "s")
-
-
 def _sizes(sizes: Sequence[int]) -> str:
     if len(set(sizes)) == 1 and len(sizes) > 1:
         return f"{len(sizes)} x {sizes[0]}"
@@ -113,58 +113,38 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _work(segment: Segment) -> str:
-    reads = []
-    labels = {"state": "state", "batch": "batch", "op_state": "operator states", "message": "message"}
+    labels, reads = {"state": "state", "batch": "batch", "op_state": "operator states"}, []
     for kind, label in labels.items():
-        found = {o.index for _, o in segment.inputs if o.kind == kind}
-        if found:
-            reads.append(label if kind != "message" else ", ".join(f"message {i + 1}" for i in sorted(found)))
-    return f"{_count(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
+        reads += [label] * any(o.kind == kind for _, o in segment.inputs)
+    reads += [f"message {i + 1}" for i in sorted({o.index for _, o in segment.inputs if o.kind == "message"})]
+    return f"{counted(len(segment.eqns), 'equation')} on {', '.join(reads) or 'nothing'}"
 
 
 def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
-    whole, buffers = _bytes(layout.nbytes), _count(len(layout.parts), "buffer")
+    whole, buffers = _bytes(layout.nbytes), counted(len(layout.parts), "buffer")
     if message.travels:
         sometimes = "" if message.gate is None else ", in steps in which its when= is true"
         yield f"message {number + 1}  {whole} from each worker, {buffers}{sometimes}"
     else:
         yield f"message {number + 1}  not sent: {whole} that each worker reduces by itself, {buffers}"
-    for kind, line, group in _groups(layout.contributions):
-        numbers = [i for i, c in enumerate(layout.contributions) if c in group]
-        placed = [layout.entries[i] for i in numbers]
+    groups: dict[tuple[str, str], list[int]] = {}  # contributions of one kind and line
+    for number, c in enumerate(layout.contributions):
+        groups.setdefault((c.how.label, c.line), []).append(number)
+    for (kind, line), group in groups.items():
+        placed = [layout.entries[i] for i in group]
         size = sum(entry.size * layout.parts[entry.part].itemsize for entry in placed)
-        names = [c.name for c in group if c.name]
+        names = [layout.contributions[i].name for i in group if layout.contributions[i].name]
         shown = (names[0] if len(names) == 1 else f"{names[0]} …") if names else "a value"
         yield _row(kind, f"{len(group)} {'leaf' if len(group) == 1 else 'leaves'}", size, shown + at(line))
-    weights = len({w.offset for w in layout.weights if w is not None})
-    itemsize = layout.parts[0].dtype.itemsize
+    weights, itemsize = len({w.offset for w in layout.weights if w is not None}), layout.parts[0].dtype.itemsize
     yield _row("weights", str(weights), weights * itemsize, "by which means are divided")
     if layout.status:
-        yield _row(
-            "status",
-            str(layout.status),
-            layout.status * itemsize,
-            "of workers, new sizes, and joining workers",
-        )
+        what = "of workers, new sizes, and joining workers"
+        yield _row("status", str(layout.status), layout.status * itemsize, what)
 
 
 def _row(kind: str, count: str, nbytes: int, what: str) -> str:
     return f"    {kind:<14} {count:<10} {_bytes(nbytes):>10}   {what}"
-
-
-def _groups(contributions: Sequence[Contribution]) -> Iterator[tuple[str, str, list[Contribution]]]:
-    """Group contributions of one line and kind."""
-    groups: dict[tuple[str, str], list[Contribution]] = {}
-    for c in contributions:
-        groups.setdefault((c.how.label, c.line), []).append(c)
-    for (kind, line), group in groups.items():
-        yield kind, line, group
-
-
-def _hooks(plan: Plan) -> Iterator[str]:
-    for h in plan.hooks:
-        often = "every step" if h.hook.every == 1 else f"every {h.hook.every} steps"
-        yield f"hook     {h.hook.name!r} {often}{at(h.line)}, reads {_count(len(h.values), 'value')}"
 
 
 def _bytes(n: int) -> str:
@@ -230,15 +210,6 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     if data.in_memory:
         found.append(Needed("data set", len(data) * row, "in memory, for all workers of the process"))
     return [needed for needed in found if needed.nbytes or needed.what in ("state", "temporaries")]
-
-
-def in_words(needed: Sequence[Needed], whose: str) -> list[str]:
-    """Return the lines for `explain()`: the total, and its parts, in MiB."""
-    total = sum(n.nbytes for n in needed)
-    return [
-        f"memory   {total / _MIB:,.1f} MiB for {whose} in a step, without the interpreter and compiled code",
-        *(f"    {n.what:<18} {n.nbytes / _MIB:>10,.1f} MiB   {n.details}" for n in needed),
-    ]
 
 
 def _bytes_of(arrays: Iterable[jax.Array]) -> int:

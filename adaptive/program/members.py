@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptive.base.errors import CollectiveError
 from adaptive.base.mailbox import Mailbox
+from adaptive.base.process.source_lines import name_workers
 from adaptive.base.roster import Roster
 from adaptive.base.world import Loss, TransferPayload, World
 from adaptive.control.batch_sizes import BatchSizes
@@ -149,8 +150,8 @@ class MembershipChanges:
     def _note_initial_state(self, joined: Sequence[int]) -> None:
         """Add a note if workers joined whose per-worker state is not that of the workers whose slots they take."""
         if joined and self._parts.plan.has_local:
-            workers = f"worker{'s' if len(joined) > 1 else ''} {', '.join(map(str, joined))}"
-            self._parts.members.note(f"{workers} joined, with the initial value of the state that is kept per worker.")
+            note = "joined, with the initial value of the state that is kept per worker."
+            self._parts.members.note(f"{name_workers(joined)} {note}")
 
     def _change(self, step: int) -> None:
         membership = self._parts.membership
