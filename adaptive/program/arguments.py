@@ -6,7 +6,7 @@ import inspect
 import reprlib
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -101,10 +101,7 @@ def check_driver(driver: Any) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a user's True or False as a boolean.
-
-    Args:
-      name: of the argument, for errors.
+    """Return a user's True or False as a boolean; `name`: of the argument, for errors.
 
     Raises:
       DriverError: it is neither.
@@ -115,10 +112,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def count(name: str, value: Any, *, least: int | None = None) -> int:
-    """Return a user's number as an integer.
-
-    Args:
-      name: of the argument, for errors.
+    """Return a user's number as an integer; `name`: of the argument, for errors.
 
     Raises:
       DriverError: it isn't an integer, or is below `least`.
@@ -131,9 +125,14 @@ def count(name: str, value: Any, *, least: int | None = None) -> int:
     return number
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
-    """The arguments of `Program` besides the driver, its state, its data and the world: see there."""
+    """The arguments of `Program` besides the driver, its state, its data and the world, in normal form: see there.
+
+    Raises:
+      DriverError: a seed, a flag or `nonfinite` is invalid.
+      BatchSizeError: `microbatch` is.
+    """
 
     global_batch: int
     seed: int
@@ -145,22 +144,13 @@ class Options:
     deterministic: bool
     resizable: bool
 
-    def checked(self) -> Options:
-        """Return the options in normal form.
-
-        Raises:
-          DriverError: a seed, a flag or `nonfinite` is invalid.
-          BatchSizeError: `microbatch` is.
-        """
+    def __post_init__(self) -> None:
         if self.nonfinite not in ("raise", "skip", "allow"):
             raise DriverError(f'nonfinite must be "raise", "skip" or "allow"; got {self.nonfinite!r}.')
-        return replace(
-            self,
-            seed=count("seed", self.seed),
-            microbatch=None if self.microbatch is None else positive("microbatch", self.microbatch),
-            deterministic=flag("deterministic", self.deterministic),
-            resizable=flag("resizable", self.resizable),
-        )
+        self.seed = count("seed", self.seed)
+        self.microbatch = None if self.microbatch is None else positive("microbatch", self.microbatch)
+        self.deterministic = flag("deterministic", self.deterministic)
+        self.resizable = flag("resizable", self.resizable)
 
     @property
     def is_auto(self) -> bool:
@@ -189,12 +179,7 @@ class StateForm:
     @staticmethod
     def of(state: Any, local: Callable[[Any], Any] | None, mesh: LocalMesh | None) -> tuple[StateForm, list[Any]]:
         """Check the initial state; return its form and its leaves as numpy or JAX arrays, without a copy
-        where possible.
-
-        Args:
-          state: the program's argument.
-          local: picks the leaves that may differ between workers; `None` picks none.
-          mesh: the mesh on which a worker computes, over which leaves may be sharded; `None` for a device.
+        where possible. `mesh`: on which a worker computes, over which leaves may be sharded; `None` for a device.
 
         Raises:
           DriverError: a leaf is not an array of numbers, or is sharded, but not over `mesh`; or `local` does not return
@@ -210,13 +195,9 @@ class StateForm:
         return StateForm(tree.unflatten(shapes), _picked(local, tree)), arrays
 
     def as_given(self, leaves: list[jax.Array], weak: list[bool]) -> Any:
-        """Return the state in the user's structure, weakly typed where the driver's leaves are.
+        """Return the state in the user's structure, weakly typed where the driver's leaves are (`weak`).
 
-        The arrays themselves do not show that: a worker without examples still has its initial leaves, and the others
-        have results of a step.
-
-        Args:
-          weak: for each leaf, whether it is weakly typed in the driver.
+        The arrays do not show that: a worker without examples has its initial leaves, others have results of a step.
         """
         values = [jnp.asarray(leaf.item()) if w else _strong(leaf) for leaf, w in zip(leaves, weak, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.shapes), values)
@@ -294,8 +275,6 @@ def _picked(pick: Callable[[Any], Any] | None, tree: jax.tree_util.PyTreeDef) ->
     """Return the numbers of the leaves that `per_worker_state=` selects."""
     if pick is None:
         return frozenset()
-    if not callable(pick):
-        raise DriverError(f"per_worker_state= must be a function, such as  {_PICKED}; got {pick!r}.")
     try:
         numbers = jax.tree.leaves(pick(jax.tree.unflatten(tree, range(tree.num_leaves))))
     except (TypeError, LookupError, AttributeError) as error:

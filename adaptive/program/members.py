@@ -111,11 +111,7 @@ class AllLeave(RunEnds):
 
 
 class MembershipChanges:
-    """Applies changes of membership between two steps of a program.
-
-    Args:
-      parts: the program's parts. A joining process receives their state.
-    """
+    """Applies changes of membership between two steps of a program."""
 
     def __init__(self, parts: ProgramParts):
         self._world, self._parts = parts.world, parts
@@ -204,10 +200,6 @@ class MembershipChanges:
 
 class ProgramMailboxes:
     """The mailboxes of one program.
-
-    Args:
-      mailboxes: receives the mailboxes; the kernels read from it.
-      name: the program's name.
 
     Raises:
       CollectiveError: the driver publishes, but the world has no mailboxes, or no collective ends a round.

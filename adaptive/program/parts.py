@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,6 @@ class RunState:
     """The part of a run's state that does not belong to one of the program's parts.
 
     Attributes:
-      run_id: see `Program.run_id`.
       notes: notes for the next report.
       step: number of completed steps.
       limit: the limit of the current call of `Program.run`.
@@ -73,8 +72,7 @@ class RunState:
       restored: whether a checkpoint was restored since the last step.
       compiled: whether the programs of a first step are compiled.
       origin: data about this process for its first event; `None` after that.
-      checkpointer: that of the current call of `Program.run`.
-      progress, sinks: those of the last call.
+      checkpointer: that of the current call of `Program.run`; progress, sinks: those of the last call.
       values: by which the checkpoints of the last call with checkpoints are compared.
       logged: values for the first step of the first run.
       directories: directories of checkpoints from which the program was restored, or to which it has written.
@@ -116,12 +114,11 @@ class RunState:
 
 
 class ProgramParts:
-    """The parts of a program. None refers to the program itself.
+    """The parts of a program. None refers to the program itself. See `Program` for arguments and errors.
 
     They are built in an order that is the same on all processes, because building communicates.
 
     Args:
-      driver, state, data, options: the arguments of `Program`.
       name: the program's name in errors and messages.
       ambient: the context in which to trace the driver.
 
@@ -129,9 +126,6 @@ class ProgramParts:
       build_digests: digests that processes compare if a message does not match: see `World.build_digests`.
       revision: incremented by every change on which prepared steps depend.
       members: the members for which the parts' state is valid.
-
-    Raises:
-      DriverError: see `Program`, also for `DataError`, `BatchSizeError` and `DisagreementError`.
     """
 
     def __init__(
@@ -140,7 +134,6 @@ class ProgramParts:
         state: Any,
         data: Any,
         options: Options,
-        *,
         world: World,
         name: str,
         ambient: AmbientContext,
@@ -148,7 +141,6 @@ class ProgramParts:
         began = time.time()
         self.world, self.name, self.ambient = world, name, ambient
         check_driver(driver)
-        options = options.checked()
         roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
         self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
         self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, world.local_mesh)
@@ -185,7 +177,7 @@ class ProgramParts:
             world,
             status=self.status,
             name=name,
-            kernels=_kernel_options(options, world, machines, self.run.note),
+            kernels=self._kernel_options(options, machines),
             finite=options.nonfinite != "allow",
             activity=self.activity,
             revision=self.revision,
@@ -247,21 +239,19 @@ class ProgramParts:
         self.activity.end()
         self.activity.between()
 
+    def _kernel_options(self, options: Options, machines: HostSurvey) -> KernelOptions:
+        """Return how kernels are compiled and chosen."""
+        memory = None
+        if options.is_auto:
+            left = partial(bytes_left, list(self.world.devices), machines.on_this_host)
+            memory = MemoryBound(left, self.run.note)
+        return KernelOptions(
+            *(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
+        )
+
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
         """Return the state in the user's structure, from its leaves."""
         return self.form.as_given(leaves, [var.aval.weak_type for var in self.plan.graph.state_vars])
-
-
-def _kernel_options(options: Options, world: World, machines: HostSurvey, note: Callable[[str], None]) -> KernelOptions:
-    """Return how kernels are compiled and chosen.
-
-    Args:
-      note: called with notes on bounds by memory.
-    """
-    memory = None
-    if options.is_auto:
-        memory = MemoryBound(partial(bytes_left, list(world.devices), machines.on_this_host), note)
-    return KernelOptions(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
 
 
 def _of_fixed_sizes(plan: Plan) -> list[str]:

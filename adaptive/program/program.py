@@ -54,8 +54,7 @@ class Program(Generic[State, Metrics]):
       state: the initial state: a pytree of arrays and numbers, equal on all processes; copied to each worker's device.
         Where a worker is a mesh, arrays that are sharded over it stay so; other sharded arrays are refused. Python
         numbers are promoted as under `jax.jit`, unless a step makes arrays of them. Or a function of no arguments that
-        returns the state: then each array is freed as soon as it is copied, unless something else refers to it, so that
-        a large state is never held twice.
+        returns the state: each array is then freed as soon as it is copied, so that a large state is never held twice.
       data: the data set: equal on all processes, and unchanged while the program runs. One of
 
         * a pytree of arrays with one leading axis;
@@ -66,15 +65,14 @@ class Program(Generic[State, Metrics]):
         * `Shards`: separate data for each worker.
       global_batch: examples per step, over all workers.
       world: where to run. Default: the world that this thread has entered last; without one this process alone, with
-        one worker on its first device. `comm.world()` has a worker on each device, and `explain` names devices that are
-        not used.
+        one worker on its first device. `comm.world()` has a worker on each device.
       seed: seed of the order of examples, and of `step_key()`.
       shares: relative sizes of the workers' first batches; shape=(capacity,). A worker with share 0 takes no examples.
         Default: equal.
       microbatch: the most examples in one microbatch, to limit memory. A larger local batch runs as several.
       max_local_batch: the most examples that a worker may take: one number for all, or one per worker. Or "auto": as
-        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory.
-        Each process finds its own bound. Not for drivers whose batches cannot be split into microbatches.
+        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory,
+        on each process. Not for drivers whose batches cannot be split into microbatches.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
         sum overflows its type, or because all weights of a mean are zero.
 
@@ -85,13 +83,13 @@ class Program(Generic[State, Metrics]):
           with zero weights is NaN.
 
         An update that computes NaNs from finite values (an optimizer's 0 / 0) cannot be skipped, because it has
-        overwritten the state. The gradients of the next step are then NaN, and the error says that the state is.
-        Unless "allow", a state with NaNs does not become a checkpoint.
+        overwritten the state: the next step's gradients are NaN, and the error says that the state is. Unless "allow",
+        a state with NaNs does not become a checkpoint.
       per_worker_state: selects the part of the state that may differ between workers, such as a local optimizer's:
         `lambda state: state["momentum"]`. The rest must be replicated. Local state that is computed from a whole local
         batch needs that batch to run as one microbatch; from `comm.local_mean(grads)` it does not.
-      deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size, and
-        not by which kernels are compiled already, and new sizes take effect at once, after waiting for their kernels.
+      deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size, not
+        by which kernels are compiled, and new sizes take effect at once, after waiting for their kernels.
       resizable: whether batch sizes may change during the run. If not, no kernels are compiled in the background, and a
         request for other sizes is an error. `restore` may still bring other sizes, and waits for their kernels.
 
@@ -140,9 +138,7 @@ class Program(Generic[State, Metrics]):
             *(global_batch, seed, shares, microbatch, max_local_batch),
             *(nonfinite, per_worker_state, deterministic, resizable),
         )
-        self._parts = ProgramParts(
-            *(driver, state, data, options), world=self.world, name=self._name, ambient=self._ambient
-        )
+        self._parts = ProgramParts(driver, state, data, options, self.world, self._name, self._ambient)
         self._loop = RunLoop(self._parts)
 
     def _settled(self) -> ProgramParts:
@@ -244,12 +240,10 @@ class Program(Generic[State, Metrics]):
         """Run steps, and yield a report of each. Call it on every process.
 
         Args:
-          epochs: stop after this number of further epochs. A batch that spans the end of an epoch has the last examples
-            of one epoch and the first of the next, and may hold one example twice.
-          steps: stop after this number of further steps.
-          until_epoch: stop when this number of epochs is done since the beginning of the training, those before a
-            `restore` included. For scripts that are started again; not together with `epochs`.
-          until_step: stop when this number of steps is done since the beginning; not together with `steps`.
+          epochs, steps: stop after this number of further epochs or steps. A batch that spans the end of an epoch has
+            the last examples of one epoch and the first of the next, and may hold one example twice.
+          until_epoch, until_step: stop when this number is done since the beginning of the training, those before a
+            `restore` included. For scripts that are started again; not together with `epochs` or `steps`.
           progress: show the run's progress on rank 0, on stderr: a bar on a terminal, else plain lines; and the
             reason when a step takes long.
           log: sinks to which rank 0 writes each step, in a background thread:
@@ -270,21 +264,11 @@ class Program(Generic[State, Metrics]):
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all processes have received one, and the
             last state is on disk. See docs/elastic.md.
           CheckpointError: no checkpoint can be written as `checkpoint` says. On rank 0, before the first step.
-          DriverError: an argument is invalid: a number of steps or epochs is negative or no whole number, or is given
-            in both ways.
+          DriverError: an argument is invalid, such as a limit that is given in both ways.
           DataError: epochs are given, and these data have none.
         """
-        return steps_of_run(
-            *(self._parts, self._loop),
-            epochs=epochs,
-            steps=steps,
-            until_epoch=until_epoch,
-            until_step=until_step,
-            progress=progress,
-            log=log,
-            record=record,
-            checkpoint=checkpoint,
-        )
+        limits = {"epochs": epochs, "steps": steps, "until_epoch": until_epoch, "until_step": until_step}
+        return steps_of_run(self._parts, self._loop, limits, progress, log, record, checkpoint)
 
     def subscribe(self, listener: Listener) -> Subscription:
         """Call `listener(event)` with a `StepEvent` after every step of this process.
@@ -338,8 +322,8 @@ class Program(Generic[State, Metrics]):
         Args:
           global_batch: examples per step, over all workers.
           shares: relative sizes; shape=(capacity,). Whole numbers that sum to the global batch are taken exactly. A
-            worker with share 0 takes no examples until its share changes; any other takes at least one. A worker that
-            joins later begins with the mean share.
+            worker with share 0 takes no examples; any other takes at least one. A worker that joins later begins with
+            the mean share.
           workers: the number of workers. Surplus workers, on the highest slots, return to the reserve before the next
             step. Missing workers prepare in the background and join together; until then the global batch is limited to
             what the present workers can hold. A later call replaces a number that is not reached yet.
@@ -365,11 +349,10 @@ class Program(Generic[State, Metrics]):
     def stop(self) -> None:
         """End `run` after the step that it has yielded last, as a hook does by `control.stop()`. Call it in the body of
         the loop, on every process after the same step: decide by replicated values, such as the report's metrics or
-        the result of `evaluate`.
+        the result of `evaluate`. If the call is missing on a process, all raise a DisagreementError.
 
-        The rest of the loop's body is executed, and `run` then ends as at its limit: it saves the last state, and all
-        processes, those in reserve included, go on after the loop. If the call is missing on a process, all raise a
-        DisagreementError: that process is in its next step.
+        `run` then ends as at its limit: it saves the last state, and all processes, those in reserve included, go on
+        after the loop.
 
         Raises:
           DriverError: no `run` is under way.
@@ -450,17 +433,16 @@ class Program(Generic[State, Metrics]):
         """Restore a checkpoint of a program with the same driver and data, and any number of workers. Call it on every
         process. If it raises, the program is unchanged.
 
-        Leaves are matched by name, and must have the dtypes and shapes of this program; so a library that returns dicts
-        and lists in place of other containers does no harm. Operator states and hooks are matched by label and by their
+        Leaves are matched by name, and must have the dtypes and shapes of this program; other containers, as of a
+        library that returns dicts and lists, do no harm. Operator states and hooks are matched by label and by their
         order in the driver. Processes compare what they restore, and fail together.
 
         Args:
           checkpoint: a result of `checkpoint()`; or a directory of `ad.Checkpoints`, of which rank 0 selects the newest
             complete checkpoint (the next report notes those that are skipped); or one checkpoint in such a directory.
           missing_ok: whether to do nothing if the directory holds no checkpoint: for scripts that are started again.
-          other_workers_ok: whether per-worker state may be that of another number of workers. The state of a worker
-            that is missing here is dropped, as if it had been lost, and a further worker begins with the initial
-            per-worker state, as if it had joined.
+          other_workers_ok: whether per-worker state may be that of another number of workers: a missing worker's is
+            dropped, as if it had been lost, and a further worker begins with the initial one, as if it had joined.
 
         Raises:
           CheckpointError: the checkpoint is damaged, or of another program, seed or number of examples; or it has
@@ -484,9 +466,9 @@ class Program(Generic[State, Metrics]):
                 loss = program.evaluate(loss_fn, test)
 
         State, operator states, hyperparameters, position in the data, batch sizes and number of steps are restored,
-        also when the block raises. In the block no hook runs, and no listener or sink is called. Sizes that were
-        requested but not in force are in force after the block. The snapshot takes as much host memory as a checkpoint.
-        A worker that is lost in the block is gone after it; none may join in it.
+        also when the block raises. In the block no hook runs, and no listener or sink is called. Requested sizes that
+        are not in force yet are in force after it. The snapshot takes as much host memory as a checkpoint. A worker
+        that is lost in the block is gone after it; none may join in it.
 
         Args:
           global_batch: examples per step in the block; by default as now.
@@ -539,14 +521,13 @@ class Program(Generic[State, Metrics]):
         example counts once. Call it on every process.
 
         Args:
-          fn: `fn(state, batch) -> values`: a pytree of arrays, each a mean over the batch's examples; or a sum if `op`
-            is "sum"; or, if it is "rows", a row for each example, such as its prediction, shape=(examples, …). And of
-            metrics with a `merge(other)` method, such as those of clu and google-metrax.
+          fn: `fn(state, batch) -> values`: a pytree of arrays, each a mean over the batch's examples, or as `op` says a
+            sum, or a row for each example, such as its prediction; and of metrics with a `merge(other)` method, such as
+            those of clu and google-metrax.
           data: as for `Program`.
           batch: examples per execution of `fn`.
           op: how arrays are combined: "mean", "sum", or "rows", which joins the rows of all examples in the order of
-            the data. Each process then holds all rows, and some copies while they are exchanged: several times their
-            bytes in host memory.
+            the data. Each process then holds all rows, several times while they are exchanged.
           log: a name under which the single numbers of the result go to the logs, as by `program.log`: with "val" a
             value `loss` becomes "val.loss".
 
@@ -583,10 +564,10 @@ class Program(Generic[State, Metrics]):
 
         Batch norm, summed losses, and losses that couple examples are not; training with them depends on the number of
         workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones of several
-        microbatches, on this process alone, and changes nothing. Compares the state, metrics and hook values, element
-        by element and in double precision. Does not compare per-worker state, and values that depend on the
-        split by design (gathered rows, the noise scale). The verdict is "no" without a comparison if workers average
-        over their own examples, with some others, or in some steps only.
+        microbatches, on this process alone, and changes nothing. Compares state, metrics and hook values by element,
+        in double precision; not per-worker state, and values that depend on the split by design (gathered rows, the
+        noise scale). The verdict is "no" without a comparison if workers average over their own examples, with some
+        others, or in some steps only.
 
         Args:
           batch: a pytree like the data. Default: the next `global_batch` examples.

@@ -43,8 +43,8 @@ class StepClock:
         self.began = _NAN
 
     def record(self, seconds: Sequence[float], *, beside_compiler: bool) -> None:
-        """Record the seconds of a step; NaN if a compiler of this process ran beside it, so that policies ignore them:
-        then they do not measure the machine's speed.
+        """Record the seconds of a step; NaN if a compiler of this process ran beside it: then they do not measure the
+        machine's speed, and policies ignore them.
         """
         self.compute_seconds = [_NAN] * len(seconds) if beside_compiler else list(seconds)
 
@@ -95,12 +95,7 @@ Sizes = tuple[int, ...]
 
 
 class Reports:
-    """Ends the steps of one program.
-
-    A step calls only what it needs: most have no hook that is due, no listener, and no notes.
-
-    Args:
-      parts: the program's parts.
+    """Ends the steps of one program. Calls only what a step needs: most have no due hook, no listener, and no notes.
 
     Attributes:
       members_changed: whether workers may have come or gone since the last report.
@@ -116,11 +111,7 @@ class Reports:
         self._asked: tuple[tuple[int, int], Asked] | None = None  # the targets, and what they are valid for
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Report:
-        """Count a step, run the hooks, and report the step. May communicate.
-
-        Args:
-          notes: notes on the step so far.
-        """
+        """Count a step, run the hooks, and report the step. `notes`: on the step so far. May communicate."""
         p = self._parts
         run, sizes, stream, clock, kernels = p.run, p.sizes, p.stream, p.clock, p.engine.kernels
         p.activity.now = OTHER
@@ -181,16 +172,11 @@ class Reports:
         )
         if asked is not None:
             decided, requests = p.decisions.last_asked if decision is not None else ((), ())
-            values = hook_values(p.hooks, outcome.hooks if committed else [])
-            details = (
-                limits,
-                p.seed,
-                values,
-                asked,
-                decided,
+            values, seconds = (
+                hook_values(p.hooks, outcome.hooks if committed else []),
                 p.status.seconds(breakdown.waiting),
-                (*by_script, *requests),
             )
+            details = limits, p.seed, values, asked, decided, seconds, (*by_script, *requests)
             origin, run.origin = run.origin, None
             at = time.time(), p.activity.between(), origin
             event = StepEvent(report, p.stream.epochs, ran[1], *details, run.run_id, run.restored, *at)
@@ -217,20 +203,19 @@ class Reports:
         with p.activity.doing(COMPUTING):  # waiting for values does not count as time of the hooks
             jax.block_until_ready(outcome.hooks)
         with p.activity.doing(HOOKS):
-            return _decide(p, outcome, epoch, ran, examples)
+            return self._decide(outcome, epoch, ran, examples)
 
-
-@thread_status("in the hooks")
-def _decide(
-    p: ProgramParts, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes], examples: int
-) -> tuple[Decision | None, list[str]]:
-    step = p.run.step
-    try:
-        return p.decisions.after_step(step, epoch, outcome.hooks, ran, examples)
-    except Exception as error:
-        error.add_note(f"after step {step}, on {p.world.workers_in_words}")
-        report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)
-        raise
+    @thread_status("in the hooks")
+    def _decide(
+        self, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes], examples: int
+    ) -> tuple[Decision | None, list[str]]:
+        p, step = self._parts, self._parts.run.step
+        try:
+            return p.decisions.after_step(step, epoch, outcome.hooks, ran, examples)
+        except Exception as error:
+            error.add_note(f"after step {step}, on {p.world.workers_in_words}")
+            report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)
+            raise
 
 
 def _unknown(p: ProgramParts) -> list[np.ndarray]:

@@ -127,7 +127,7 @@ def prepare(
     `other_workers_ok`.
 
     Returns:
-      A function of the members for which the checkpoint was prepared, which continues from it by assignments.
+      A function of the current members, which continues from the checkpoint by assignments.
 
     Raises:
       CheckpointError: it is damaged, or belongs to another program.

@@ -129,31 +129,23 @@ class RunCheckpointer:
         return announced
 
     @fails_together("in a checkpoint of")
+    @with_build_settings
     def save(self, *, is_last: bool = False) -> bool:
-        """Save a checkpoint of the current state, unless the previous one is still being written. All processes call
-        it; may communicate.
-
-        Args:
-          is_last: whether `save_and_wait` follows, and saves what is skipped here.
-
-        Returns:
-          Whether this process writes it.
+        """Save the current state, unless the previous checkpoint is still being written; return whether this process
+        writes it. All processes call it; may communicate. `is_last`: whether `save_and_wait` follows, and saves what is
+        skipped here.
         """
         with self._parts.activity.doing(SAVING):
             self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
                 writes = self.world.rank == 0 and self._is_free(notes=not is_last)
-                return writes, self._snapshot(writes)
+                return writes, snapshot(self._parts, writes=writes)
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
                 self._write(checkpoint)
             return writes
-
-    @with_build_settings
-    def _snapshot(self, writes: bool) -> dict[str, Any]:
-        return snapshot(self._parts, writes=writes)
 
     def _is_free(self, *, notes: bool) -> bool:
         """Return whether this process can write a checkpoint now; if not, note once that it is skipped, if `notes`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +30,7 @@ _log = logging.getLogger("adaptive")
 def steps_of_run(
     parts: ProgramParts,
     loop: RunLoop,
-    *,
-    epochs: int | None,
-    steps: int | None,
-    until_epoch: int | None,
-    until_step: int | None,
+    limits: Mapping[str, int | None],
     progress: bool,
     log: Sequence[Sink],
     record: str | Path | None,
@@ -53,8 +49,8 @@ def steps_of_run(
     progress = flag("progress", progress)
     if record is not None and not isinstance(record, str | os.PathLike):
         raise DriverError(f'record= is the path of a file, such as "run.jsonl"; got {record!r}.')
-    last_epoch = _limit("epochs", epochs, "until_epoch", until_epoch, p.stream.epoch)
-    last_step = _limit("steps", steps, "until_step", until_step, run.step)
+    last_epoch = _limit(limits, "epochs", "until_epoch", p.stream.epoch)
+    last_step = _limit(limits, "steps", "until_step", run.step)
     if last_epoch is not None:
         p.stream.check_epochs("steps=…")
     run.limit = RunLimit(last_epoch, last_step)
@@ -105,8 +101,9 @@ def _is_over(parts: ProgramParts) -> bool:
     return done or (limit.epoch is not None and p.stream.epoch >= limit.epoch) or p.decisions.stopped
 
 
-def _limit(name: str, further: int | None, name_of_total: str, total: int | None, done: int) -> int | None:
+def _limit(limits: Mapping[str, int | None], name: str, name_of_total: str, done: int) -> int | None:
     """Return the number of epochs or steps at which a run ends, given as further ones or as a total."""
+    further, total = limits[name], limits[name_of_total]
     if further is not None and total is not None:
         raise DriverError(
             f"run() takes {name}= or {name_of_total}=, not both: {name}= counts from now on, {name_of_total}= from the "
@@ -154,11 +151,7 @@ def shown(parts: ProgramParts) -> Iterator[None]:
 
 @contextmanager
 def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) -> Iterator[None]:
-    """Write each step to sinks, for the duration of the block.
-
-    Args:
-      log, record: see `Program.run`.
-    """
+    """Write each step to sinks, for the duration of the block."""
     from adaptive.observe.record import JSONL
 
     sinks = [*([] if record is None else [JSONL(record)]), *checked(log)]
@@ -174,11 +167,7 @@ def logged(parts: ProgramParts, log: Sequence[Sink], record: str | Path | None) 
 
 @contextmanager
 def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheckpointer]:
-    """Open a directory of checkpoints, for the duration of the block. Communicates.
-
-    Yields:
-      The object that saves the checkpoints.
-    """
+    """Open a directory of checkpoints, for the duration of the block. Communicates."""
     from .run_checkpointer import RunCheckpointer
 
     with closing(RunCheckpointer(options, parts)) as checkpointer:
