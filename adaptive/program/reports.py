@@ -172,10 +172,8 @@ class Reports:
         )
         if asked is not None:
             decided, requests = p.decisions.last_asked if decision is not None else ((), ())
-            values, seconds = (
-                hook_values(p.hooks, outcome.hooks if committed else []),
-                p.status.seconds(breakdown.waiting),
-            )
+            values = hook_values(p.hooks, outcome.hooks if committed else [])
+            seconds = p.status.seconds(breakdown.waiting)
             details = limits, p.seed, values, asked, decided, seconds, (*by_script, *requests)
             origin, run.origin = run.origin, None
             at = time.time(), p.activity.between(), origin
