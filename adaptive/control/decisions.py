@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,22 +16,21 @@ from adaptive.operators.hyperparameters import checked_hyperparameters
 from .batch_sizes import BatchSizes, Split
 from .decision_digest import DecisionDigest, hooks_in_words
 from .hooks import Hooks
-from .hosts import decided_by_first
 from .hyperparameters import Hyperparameters
 from .membership import Membership
-from .requests import Request, names_of
+from .requests import Request
 
 
 class Decisions:
     """Decisions of one program. Replicated.
 
     Args:
-      name: of the program.
       heterogeneous: whether results may differ between processes in their last bits, so that the first one decides.
 
     Attributes:
       stopped: whether a hook or the script has ended the run.
       last_asked: names of the hooks that made the last decision, and the request of each.
+      by_script: requests of the script since the last step.
     """
 
     TRANSFERRED = ("stopped",)  # what a joining process takes over from the others
@@ -67,19 +67,16 @@ class Decisions:
         ran: tuple[Split, Split],
         examples: int = 0,
     ) -> tuple[Decision | None, list[str]]:
-        """Run the hooks that are due, and request the changes that they ask for. May communicate.
-
-        Args:
-          values: the leaves of each hook's values.
-          ran: the batch sizes of this step and of the one before it.
-          examples: consumed so far, those of this step included.
+        """Run the hooks that are due, and request the changes that they ask for. Arguments as of `Hooks.run`. May
+        communicate.
 
         Returns:
           The merged decision, or `None`; and notes on it.
         """
         decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes, examples)
         if names and self._heterogeneous:
-            decision = decided_by_first(self._world, decision, f"decision {step} of {self._name}")
+            about = f"decision {step} of {self._name}"
+            decision = pickle.loads(self._world.all_gather_bytes(pickle.dumps(decision), about)[0])
         if names:
             self._digest.enter(step, hooks_in_words(names), decision)
         if decision is None:
@@ -124,16 +121,12 @@ class Decisions:
 def apply_decision(
     decision: Decision, sizes: BatchSizes, membership: Membership, requests: Sequence[Request] = ()
 ) -> list[str]:
-    """Request a decision's batch sizes and number of workers.
-
-    Args:
-      requests: the requests that the decision was merged from.
-
-    Returns:
-      Notes on requests that were changed to possible ones.
+    """Request a decision's batch sizes and number of workers; return notes on requests that were changed to possible
+    ones. `requests`: those that the decision was merged from.
     """
-    notes = []
+    notes, by = [], [request for request in requests if request.hook]
     if decision.workers is not None:
-        notes = membership.request(decision.workers, names_of(requests, "workers"))
-    by_field = [*names_of(requests, "global_batch"), *names_of(requests, "shares")]
+        notes = membership.request(decision.workers, [r.by for r in by if r.decision.workers is not None])
+    by_field = [r.by for r in by if r.decision.global_batch is not None]
+    by_field += [r.by for r in by if r.decision.shares is not None]
     return notes + sizes.request(decision, list(dict.fromkeys(by_field)), for_others=membership.pending)

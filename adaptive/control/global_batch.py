@@ -20,8 +20,8 @@ def checked_global_batch(global_batch: Any, limits: Limits) -> int:
         raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
     if number < limits.least:
         raise BatchSizeError(
-            f"global_batch={brief(number)} is too small for {n} workers: each takes at least {_examples(unit)} per "
-            "step, except those with a share of 0."
+            f"global_batch={brief(number)} is too small for {n} workers: each takes at least "
+            f"{'one example' if unit == 1 else f'{unit} examples'} per step, except those with a share of 0."
             if number > 0
             else f"global_batch must be positive; got {brief(number)}."
         )
@@ -56,7 +56,3 @@ def auto_quantum(global_batch: int, n_workers: int, multiple: int = 1) -> int:
     Rounding sizes to it changes them by at most 3 %, and each size then needs few microbatches.
     """
     return multiple << max(0, (global_batch // multiple // n_workers // 16).bit_length() - 1)
-
-
-def _examples(number: int) -> str:
-    return "one example" if number == 1 else f"{number} examples"

@@ -15,7 +15,7 @@ from adaptive.graph.plan import HookPlan
 
 from .batch_sizes import BatchSizes
 from .hyperparameters import NONE, Hyperparameters
-from .membership import Membership, Numbers
+from .membership import Membership
 from .requests import Request
 from .slot_reset import reset_slots
 
@@ -53,7 +53,6 @@ class Hooks:
 
     Args:
       n_workers: number of worker slots.
-      membership: the target number of workers; `None` if membership is fixed.
       keep_sizes: whether what policies request for batch sizes and workers is ignored.
 
     Attributes:
@@ -69,7 +68,7 @@ class Hooks:
         self,
         hooks: Sequence[HookPlan],
         n_workers: int,
-        membership: Membership | None = None,
+        membership: Membership,
         hyperparameters: Hyperparameters | None = None,
         *,
         keep_sizes: bool = False,
@@ -209,7 +208,9 @@ class Hooks:
         hook, handler, state, decision = self.hooks[i], self.hooks[i].handler, self.states[i], None
         bounds = sizes.bounds(None if asked.shares is None else sizes.checked(asked.shares))
         wanted = bounds.nearest(sum(sizes.target) if asked.global_batch is None else asked.global_batch)
-        numbers = self._numbers(sizes, asked)
+        numbers = self._membership.numbers
+        if asked.workers is not None:
+            numbers = numbers._replace(target=self._membership.nearest(asked.workers))
         there, types = NONE, NONE
         if self._hyperparameters is not None:
             there, types = self._hyperparameters.values, self._hyperparameters.types
@@ -229,12 +230,6 @@ class Hooks:
                 explain = getattr(handler, "why", None)
                 self.why[i] = explain(observation, state) if explain is not None and not decision else ""
         return decision
-
-    def _numbers(self, sizes: BatchSizes, asked: Decision) -> Numbers:
-        if self._membership is None:
-            return Numbers(*[len(sizes.members)] * 3)
-        numbers = self._membership.numbers
-        return numbers if asked.workers is None else numbers._replace(target=self._membership.nearest(asked.workers))
 
 
 def merge(first: Decision, then: Decision) -> Decision:

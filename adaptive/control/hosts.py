@@ -17,7 +17,6 @@ from zlib import crc32
 import jax
 import numpy as np
 
-from adaptive.base.decision import Decision
 from adaptive.base.process.cores import chosen_threads
 from adaptive.base.process.this_host import this_host
 from adaptive.base.world import World
@@ -66,15 +65,3 @@ def kind_of_machine(devices: Sequence) -> str:
     versions = jax.__version__, np.__version__
     kinds = sorted({device.device_kind for device in devices})
     return repr((platform.machine(), crc32("".join(features).encode()), kinds, versions, threads))
-
-
-def decided_by_first(world: World, decision: Decision | None, about: str = "") -> Decision | None:
-    """Return the first process's decision, on all processes. Communicates."""
-    asked = None if decision is None else vars(decision)
-    everyone = world.all_gather_bytes(json.dumps(asked, default=np.generic.item).encode(), about)
-    first = json.loads(everyone[0])
-    if first is None:
-        return None
-    shares, notes = first["shares"], tuple(first["notes"])
-    shares = None if shares is None else tuple(shares)
-    return Decision(**{**first, "shares": shares, "notes": notes})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from adaptive.base.decision import Decision
@@ -30,8 +29,3 @@ class Request(NamedTuple):
         found |= {"stop": True} if self.decision.stop else {}
         found |= {"hyperparameters": dict(self.decision.hyperparameters)} if self.decision.hyperparameters else {}
         return {"hook" if self.hook else "script": self.by, "step": self.step, **found}
-
-
-def names_of(requests: Sequence[Request], field: str) -> list[str]:
-    """Return the names of the hooks that requested a field of a `Decision`."""
-    return [r.by for r in requests if r.hook and getattr(r.decision, field) is not None]

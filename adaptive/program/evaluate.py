@@ -43,19 +43,14 @@ def evaluate(
     op: Op = "mean",
     check: MeanCheck | None = None,
 ) -> Any:
-    """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics. Communicates once.
+    """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics, as of `Program.evaluate`.
+    Communicates once.
 
     Args:
       states: the user's state, where each worker of this process computes.
-      data: as for `Program`.
-      batch: examples in one batch; the last one may be smaller.
       about: the evaluation, for errors.
       members: the workers that take part; by default the world's members.
-      op: how arrays are combined: their mean over examples, their sum over batches, or the rows of all batches.
       check: checks that values are means, sums or rows; each function once.
-
-    Returns:
-      A pytree of numpy arrays and merged metrics. Replicated, bitwise.
 
     Raises:
       DriverError: a value of `fn` is not a mean over examples, a sum, rows, or a metric that can be merged.
@@ -73,10 +68,12 @@ def evaluate(
         rows, each = rows_of(data), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
         _check(fn, shapes, state, rows, each, op)
-        looks(fn, state, rows.rows, (len(rows), each), _combined(shapes), op)
+        named = [(name, len(jax.tree.leaves(node)), is_metric(node)) for name, node in _named(shapes)]
+        combined = [None if merged else name for name, n, merged in named for _ in range(n)]
+        looks(fn, state, rows.rows, (len(rows), each), combined, op)
         whole.append((len(rows), shapes))
         digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
-        return digests, [part.sent() for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
+        return digests, [part.value for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
 
     looks = check or MeanCheck()
     those: list[int] = []  # the workers over which the data are distributed
@@ -95,14 +92,10 @@ def evaluate(
     return jax.tree.structure(shapes, is_leaf=is_metric).unflatten([part.result(examples) for part in parts])
 
 
-def _combined(shapes: Any) -> list[str | None]:
-    """Return the names of leaves that are averaged, summed or rows; `None` for metrics, which are merged."""
-    named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
-    found: list[str | None] = []
-    for path, node in named:
-        name = jax.tree_util.keystr(path) or "what fn returns"
-        found += [None] * len(jax.tree.leaves(node)) if is_metric(node) else [name]
-    return found
+def _named(values: Any) -> list[tuple[str, Any]]:
+    """Return the arrays and metrics that `fn` returns, with their names for errors."""
+    named, _ = jax.tree.flatten_with_path(values, is_leaf=is_metric)
+    return [(jax.tree_util.keystr(path) or "what fn returns", node) for path, node in named]
 
 
 def is_metric(node: Any) -> bool:
@@ -117,38 +110,32 @@ class _Array:
         self._mean = op == "mean"
         exact = np.issubdtype(leaf.dtype, np.integer) or leaf.dtype == bool
         dtype = np.int64 if exact and not self._mean else np.result_type(leaf.dtype, np.float64)
-        self._total = np.zeros(leaf.shape, dtype)
+        self.value = np.zeros(leaf.shape, dtype)
 
     def add(self, value: Any, examples: range) -> None:
-        self._total += (len(examples) if self._mean else 1) * np.asarray(value).astype(self._total.dtype)
-
-    def sent(self) -> np.ndarray:
-        return self._total
+        self.value += (len(examples) if self._mean else 1) * np.asarray(value).astype(self.value.dtype)
 
     def receive(self, total: np.ndarray) -> None:
-        self._total += total
+        self.value += total
 
     def result(self, examples: int) -> np.ndarray:
-        return self._total / examples if self._mean else self._total
+        return self.value / examples if self._mean else self.value
 
 
 class _Rows:
     """The rows of all examples, each batch's by the number of its first example."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, np.ndarray] = {}
+        self.value: dict[int, np.ndarray] = {}
 
     def add(self, value: Any, examples: range) -> None:
-        self._batches[examples.start] = np.asarray(value)
-
-    def sent(self) -> dict[int, np.ndarray]:
-        return self._batches
+        self.value[examples.start] = np.asarray(value)
 
     def receive(self, batches: dict[int, np.ndarray]) -> None:
-        self._batches |= batches
+        self.value |= batches
 
     def result(self, examples: int) -> np.ndarray:
-        return np.concatenate([self._batches[start] for start in sorted(self._batches)])
+        return np.concatenate([self.value[start] for start in sorted(self.value)])
 
 
 class _Metric:
@@ -160,25 +147,22 @@ class _Metric:
     def __init__(self, like: Any):
         leaves, self._tree = jax.tree.flatten(like)
         self._dtypes = [leaf.dtype for leaf in leaves]
-        self._parts: list[list[np.ndarray]] = []  # leaves of each part; a single part if the metric does not grow
+        self.value: list[list[np.ndarray]] = []  # leaves of each part; a single part if the metric does not grow
 
     def add(self, value: Any, examples: range) -> None:
         wide = (np.asarray(leaf) for leaf in jax.tree.leaves(value))
         self.receive([[leaf.astype(np.float64) if leaf.dtype == np.float32 else leaf for leaf in wide]])
 
-    def sent(self) -> list[list[np.ndarray]]:
-        return self._parts
-
     def receive(self, parts: list[list[np.ndarray]]) -> None:
         for part in parts:
-            merged = self._tree.unflatten(self._parts[-1]).merge(self._tree.unflatten(part)) if self._parts else None
+            merged = self._tree.unflatten(self.value[-1]).merge(self._tree.unflatten(part)) if self.value else None
             if merged is not None and jax.tree.structure(merged) == self._tree:
-                self._parts[-1] = [np.asarray(leaf) for leaf in jax.tree.leaves(merged)]
+                self.value[-1] = [np.asarray(leaf) for leaf in jax.tree.leaves(merged)]
             else:
-                self._parts.append(part)
+                self.value.append(part)
 
     def result(self, examples: int) -> Any:
-        parts = [[leaf.astype(d) for leaf, d in zip(part, self._dtypes, strict=True)] for part in self._parts]
+        parts = [[leaf.astype(d) for leaf, d in zip(part, self._dtypes, strict=True)] for part in self.value]
         return reduce(lambda a, b: a.merge(b), map(self._tree.unflatten, parts))
 
 
@@ -206,17 +190,16 @@ def _digests(closed: ClosedJaxpr, shapes: Any, rows: Rows, batch: int, op: str) 
 
 def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: str) -> None:
     """Check that metrics can be merged, and that other values do not depend on how a batch is split."""
-    others = jax.tree.leaves(shapes, is_leaf=lambda node: hasattr(node, "compute"))
-    unmergeable = [type(node).__name__ for node in others if hasattr(node, "compute") and not is_metric(node)]
+    nodes = jax.tree.leaves(shapes, is_leaf=lambda node: hasattr(node, "compute"))
+    unmergeable = [type(node).__name__ for node in nodes if hasattr(node, "compute") and not is_metric(node)]
     if unmergeable and op == "mean":
         raise DriverError(
             f"evaluate: {unmergeable[0]} has no merge(other) to combine the metrics of two batches, and the mean over "
             "batches isn't one over examples. If it consists of sums, like flax nnx's Average and Accuracy, write\n"
             '    program.evaluate(fn, data, op="sum").compute()'
         )
-    full = min(batch, len(data))
+    full, others = min(batch, len(data)), shapes
     last = len(data) % full
-    others = shapes
     if last:
         others = jax.eval_shape(fn, state, data.shapes(last))
     else:  # all batches have one size: check with another one, unless fn accepts this size only
@@ -224,11 +207,9 @@ def _check(fn: Callable, shapes: Any, state: Any, data: Rows, batch: int, op: st
         with suppress(Exception):
             others = jax.eval_shape(fn, state, data.shapes(last))
     rows_of_other = full if others is shapes else last
-    named, _ = jax.tree.flatten_with_path(shapes, is_leaf=is_metric)
-    for (path, leaf), other in zip(named, jax.tree.leaves(others, is_leaf=is_metric), strict=True):
+    for (name, leaf), other in zip(_named(shapes), jax.tree.leaves(others, is_leaf=is_metric), strict=True):
         if is_metric(leaf):
             continue
-        name = jax.tree_util.keystr(path) or "what fn returns"
         found = f"evaluate: {name} has shape {leaf.shape} for a batch of {full} examples"
         if op == "rows" and (leaf.shape[:1] != (full,) or other.shape != (rows_of_other, *leaf.shape[1:])):
             raise DriverError(f'{found}. With op="rows" it must have one row per example; shape=(examples, …).')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +28,7 @@ class World(LocalWorld):
 
     def all_gather_bytes(self, value, about="", more=""):
         self.gathered += 1
-        return [json.dumps(None if self.first is None else vars(self.first)).encode(), value]
+        return [pickle.dumps(self.first), value]
 
 
 class Hooks:

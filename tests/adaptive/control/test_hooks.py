@@ -29,6 +29,7 @@ def hooks_of(*hooks, workers=2, **how):
             operators.hook(f"hook{number}", handler, (state, {"rows": jnp.zeros(3) + state}), every=every)
         return state + 1, {}
 
+    how.setdefault("membership", Membership(LocalWorld(workers)))
     return Hooks(planned(driver, 0.0, workers=workers).hooks, workers, **how)
 
 
@@ -171,7 +172,7 @@ def test_values_arrive_in_their_pytrees_as_numpy_arrays():
         operators.hook("watch", recorder, (Pair(state, jnp.zeros(3)), [state]))
         return state, {}
 
-    those = Hooks(planned(driver, 0.0).hooks, 2)
+    those = Hooks(planned(driver, 0.0).hooks, 2, Membership(LocalWorld(2)))
     those.run(1, 0.5, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], ((7, 5), (6, 6)), sizes_of())
     (seen,) = recorder.seen
     pair, (four,) = seen.values
@@ -208,9 +209,7 @@ def test_a_hook_sees_the_feasible_part_of_earlier_requests():
 
 
 def test_a_hook_sees_how_many_workers_there_are_to_be_and_can_be():
-    alone, first, later = Recorder(), Recorder(asks(workers=9)), Recorder()
-    steps(hooks_of((alone, 1)), 1)
-    assert [(o.target_workers, o.least_workers, o.most_workers) for o in alone.seen] == [(2, 2, 2)]
+    first, later = Recorder(asks(workers=9)), Recorder()
     membership = Membership(LocalWorld(4, workers=2))
     steps(hooks_of((first, 1), (later, 1), workers=4, membership=membership), 1, sizes_of(workers=4))
     assert [(o.target_workers, o.least_workers, o.most_workers) for o in (*first.seen, *later.seen)] == [
