@@ -19,7 +19,6 @@ from adaptive.control.build_agreement import (
     digests_of_lines,
     versions,
 )
-from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned
 
 COVERS = ("adaptive/graph/text.py",)
@@ -56,14 +55,6 @@ class Ranks:
 PLAN = planned(sgd, W)
 
 
-def test_equal_processes_are_content():
-    check_same_build(Ranks({}, {}), {"data": "1", "state": "2"}, PLAN)
-
-
-def test_one_process_always_agrees():
-    check_same_build(LocalWorld(3), {"data": "1"}, PLAN)
-
-
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
@@ -79,16 +70,7 @@ def test_a_disagreement_names_the_rank_and_the_remedy(name, advice):
     assert advice in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "jax_enable_x64",
-        "jax_default_matmul_precision",
-        "jax_default_prng_impl",
-        "jax_threefry_partitionable",
-        "jax_numpy_dtype_promotion",
-    ],
-)
+@pytest.mark.parametrize("setting", ["jax_enable_x64", "jax_default_prng_impl"])
 def test_a_jax_setting_is_named_before_its_consequences(setting):
     with pytest.raises(ad.DisagreementError) as error:
         check_same_build(Ranks({setting: "'other'", "state['w']": "2"}), {"state['w']": "1"}, PLAN)
@@ -119,6 +101,7 @@ def test_of_many_processes_only_the_odd_ones_are_listed():
 def test_the_first_differing_line_of_the_driver_is_named():
     mine, theirs = digests_of_lines(PLAN), digests_of_lines(planned(faster, W))
     (line,) = [name for name in mine if mine[name] != theirs[name]]
+    assert "test_build_agreement.py" in line
     with pytest.raises(ad.DisagreementError) as error:
         check_same_build(Ranks({"driver": "other", line: theirs[line]}), {}, PLAN)
     assert line in str(error.value)
@@ -169,7 +152,3 @@ def test_digests_of_trees_are_of_contents_dtypes_and_shapes():
     keys = [digest_of_tree(jax.random.key(seed)) for seed in (0, 0, 1)]
     assert keys[0] == keys[1] != keys[2]
     assert digest_of_tree([np.zeros((0, 2)), jnp.ones(2, jnp.bfloat16), True])
-
-
-def test_lines_are_those_of_the_driver():
-    assert any("test_build_agreement.py" in name for name in digests_of_lines(PLAN))

@@ -18,15 +18,23 @@ from tests.adaptive.program.resumable import Growing, W, build, counting, course
 from tests.stored import stored
 
 
-def test_a_resumed_run_is_bitwise_equal_to_the_original():
+@pytest.mark.parametrize(
+    "keep",
+    [lambda kept: pickle.loads(pickle.dumps(kept)), lambda kept: stored(jax.tree.map(np.asarray, kept))],
+    ids=["in memory", "by a library"],
+)
+def test_a_resumed_run_is_bitwise_equal_to_the_original(keep):
     with build(driver_of(Growing()), state()) as program:
         course(program, 5)
-        kept = pickle.loads(pickle.dumps(program.checkpoint()))
+        kept = keep(program.checkpoint())
         expected = course(program, 6)
         end = plain(program.state)
     with build(driver_of(Growing()), state(), global_batch=7, shares=(5, 2)) as other:
         course(other, 2)
         other.restore(kept)
+        ((hook_state,),) = [other._parts.hooks.states]
+        assert type(hook_state["steps"]) is int
+        assert isinstance(hook_state["on device"], jax.Array)
         assert other.steps == 5
         assert course(other, 6) == expected
         assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end))
@@ -144,20 +152,6 @@ def test_leaves_are_matched_by_name_and_not_by_order():
         other.restore(kept)
         assert jax.tree.all(jax.tree.map(np.array_equal, other.state, state))
         assert course(other, 2) == expected
-
-
-def test_a_checkpoint_that_a_library_has_stored_restores_the_whole_program():
-    with build(driver_of(Growing()), state()) as program:
-        course(program, 5)
-        kept = stored(jax.tree.map(np.asarray, program.checkpoint()))
-        expected, end = course(program, 6), plain(program.state)
-    with build(driver_of(Growing()), state(), global_batch=7, shares=(5, 2)) as other:
-        other.restore(kept)
-        assert course(other, 6) == expected
-        assert jax.tree.all(jax.tree.map(np.array_equal, plain(other.state), end))
-        ((hook_state,),) = [other._parts.hooks.states]
-        assert type(hook_state["steps"]) is int
-        assert isinstance(hook_state["on device"], jax.Array)
 
 
 def test_a_state_with_two_leaves_of_one_name_cannot_be_saved():

@@ -167,9 +167,7 @@ def test_explain_lists_memory(workers):
             metrics = program.step().metrics
         del metrics
         held = sum(a.nbytes for a in of_all()) - before
-        needed = {
-            n.what: n.nbytes for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
-        }
+        needed = needed_by(program)
         lasting = needed["state"] + needed["operator states"] + needed["constants"]
         if workers == 1:
             # What sources say while sizes stay.
@@ -183,14 +181,13 @@ def test_explain_lists_memory(workers):
         assert ("receive buffers" in needed) == (workers > 1)
 
 
+def needed_by(program):
+    return {n.what: n.nbytes for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)}
+
+
 def parts(program):
     """The bytes of messages' parts that a worker holds, by what is explained."""
-    (found,) = (
-        n.nbytes
-        for n in memory_needed(program._parts.engine, program._parts.data, program.batch_sizes)
-        if n.what == "parts of messages"
-    )
-    return found / sum(layout.nbytes for layout in program._parts.engine.layouts)
+    return needed_by(program)["parts of messages"] / sum(layout.nbytes for layout in program._parts.engine.layouts)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.base.process import failure as _failure
-from adaptive.base.process.cores import n_cores
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.control.status import status_length
 from adaptive.operators.sources import Source, read
@@ -36,6 +35,8 @@ from tests.adaptive.drivers import (
 )
 
 COVERS = (
+    "adaptive/graph/partition.py",
+    "adaptive/program/runs.py",
     "adaptive/program/first_plan.py",
     "adaptive/program/parts.py",
     "adaptive/program/reports.py",
@@ -159,13 +160,17 @@ def test_on_few_cores_a_step_beside_the_compiler_is_not_a_measurement(monkeypatc
     assert all(s > 0 for r in reports for s in r.compute_seconds)
 
 
-def test_cores_are_those_that_the_process_may_use(monkeypatch):
-    monkeypatch.delenv("PJRT_NPROC", raising=False)
-    allowed = n_cores()
-    assert allowed >= 1
-    for value, cores in (("1", 1), ("0", allowed), ("many", allowed), (str(10**6), allowed)):
-        monkeypatch.setenv("PJRT_NPROC", value)
-        assert n_cores() == cores
+def test_seconds_that_do_not_measure_the_machine_are_unknown():
+    clock = reports.StepClock(LocalWorld(3))
+    np.testing.assert_array_equal(clock.compute_seconds, [np.nan] * 3)
+    for beside_compiler, known in ((True, [np.nan] * 3), (False, [1.0, 2.0, 3.0])):
+        clock.record((1.0, 2.0, 3.0), beside_compiler=beside_compiler)
+        np.testing.assert_array_equal(clock.compute_seconds, known)
+    clock.forget([1])
+    np.testing.assert_array_equal(clock.compute_seconds, [1.0, np.nan, 3.0])
+    clock.began = 5.0
+    clock.restart()
+    np.testing.assert_array_equal([*clock.compute_seconds, clock.began], [np.nan] * 4)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -194,13 +199,55 @@ def test_a_report_describes_its_step():
     assert f"{layouts[0].nbytes} B from each worker" in explained
 
 
-def test_a_run_has_the_requested_length():
+def steps_of(program, **limits):
+    return [report.step for report in program.run(**limits)]
+
+
+def test_a_run_ends_at_the_first_of_its_limits():
     with build() as program:  # 24 examples, 6 a step
-        assert [r.step for r in program.run(steps=3)] == [1, 2, 3]
-        assert [r.step for r in program.run(epochs=1)] == [4]
-        assert [r.step for r in program.run(epochs=2, steps=5)] == [5, 6, 7, 8, 9]
+        assert steps_of(program, steps=3) == [1, 2, 3]
+        assert steps_of(program, epochs=1) == [4]
+        assert steps_of(program, epochs=2, steps=5) == [5, 6, 7, 8, 9]
         assert (program.steps, program.epoch) == (9, 2)
-        assert list(program.run(steps=0)) == []
+        assert steps_of(program, steps=0) == []
+        assert steps_of(program, steps=3, until_epoch=4) == [10, 11, 12]
+        assert steps_of(program, epochs=3, until_step=14) == [13, 14]
+
+
+@pytest.mark.parametrize(
+    ("limit", "last"),
+    [({"until_step": 10}, 10), ({"until_epoch": 2, "until_step": 10}, 8), ({"until_epoch": 3}, 12)],
+)
+def test_a_run_that_is_resumed_ends_where_one_run_would(limit, last):
+    with build(resizable=False) as first, build(resizable=False) as second:
+        steps_of(first, steps=5)
+        second.restore(first.checkpoint())
+        assert steps_of(first, **limit) == steps_of(second, **limit) == list(range(6, last + 1))
+        assert float(second.state) == float(first.state)
+        assert steps_of(second, **limit) == []
+
+
+def test_totals_of_data_without_epochs():
+    data = ad.data.from_iterator(lambda: ({"y": np.float32(1)} for _ in iter(int, 1)), length=float("inf"))
+    with build(data=data, resizable=False) as program:
+        with pytest.raises(ad.DataError):
+            next(program.run(until_epoch=3))
+        assert steps_of(program, until_step=2) == [1, 2]
+
+
+def test_the_first_report_names_the_lines_of_collectives_whose_results_nothing_uses():
+    def driver(state, batch):
+        gradient = comm.all_reduce({"used": batch["y"].mean(), "unused": batch["y"].max()})["used"]
+        comm.all_reduce(batch["y"].max(), op="max")
+        comm.all_gather(gradient - batch["y"].mean())
+        operators.hook("watch", Recorder(), (comm.all_reduce(batch["y"].min(), op="min"),))
+        return state, {}
+
+    with build(driver) as program:
+        notes, later = program.step().notes, program.step().notes
+    assert later == ()
+    found = [note.partition(" (test_program.py:")[0] for note in notes if "nothing uses its result" in note]
+    assert found == ["all_reduce(op='mean')", "all_reduce(op='max')", "all_gather"]
 
 
 def test_a_hook_can_stop_a_run_and_the_next_run_continues():
@@ -377,8 +424,7 @@ def test_errors_of_the_background_compiler_are_raised_in_the_next_step():
         assert program.steps == 1
 
 
-@pytest.mark.parametrize(("global_batch", "options"), [(15, {"deterministic": True}), (13, {"microbatch": 5})])
-def test_a_single_worker_runs_an_odd_batch_as_microbatches_of_different_sizes(monkeypatch, global_batch, options):
+def test_a_single_worker_runs_an_odd_batch_as_microbatches_of_different_sizes(monkeypatch):
     """A noise scale needs two calls at least, and they cannot be of one size."""
     uncompiled(monkeypatch)
 
@@ -387,13 +433,13 @@ def test_a_single_worker_runs_an_odd_batch_as_microbatches_of_different_sizes(mo
         mean = comm.all_reduce(grads)
         return state - 0.1 * mean, {"noise": mon.noise_scale(grads, mean).scale}
 
-    with build(driver, W, workers=1, global_batch=global_batch, data=make_data(96), **options) as program:
+    with build(driver, W, workers=1, global_batch=15, data=make_data(96), deterministic=True) as program:
         reports = [program.step() for _ in range(3)]
         program.warm_up()
-        reports += [program.step() for _ in range(9)]
+        reports += [program.step() for _ in range(3)]
     for report in reports:
         (microbatches,) = report.microbatches
-        assert sum(microbatches) == global_batch
+        assert sum(microbatches) == 15
         assert len(microbatches) >= 2
 
 
