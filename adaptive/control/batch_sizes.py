@@ -29,6 +29,7 @@ from adaptive.base.values.numbers import brief
 
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import Readiness
+from .requests import hooks_in_words
 
 NOT_RESIZABLE = "it was built with resizable=False. Remove that from ad.Program(...) if sizes or workers change."
 
@@ -147,14 +148,17 @@ class BatchSizes:
         weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
-        by, until = f"{_who(hooks)}: " if hooks else "", ", until other workers have joined" if for_others else ""
+        by, until = (
+            f"{hooks_in_words(hooks)}: " if hooks else "",
+            ", until other workers have joined" if for_others else "",
+        )
         total, notes = self._nearest(asked, self.bounds(weights), known, by, until)
         if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
             limits = self._with_quantum(total, weights)
             sizes = split(total, weights, limits)
             if self.fixed_by and sizes != self.current:
                 raise BatchSizeError(
-                    f"{_who(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
+                    f"{hooks_in_words(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
                     f"{self.current}: {self.fixed_by}"
                 )
             self.shares, self.limits = tuple(weights.tolist()), limits
@@ -347,7 +351,3 @@ class BatchSizes:
             return shares
         there, then = set(self.members), set(slots)
         return [(s if i in there else 1.0) if i in then else 0.0 for i, s in enumerate(shares)]
-
-
-def _who(hooks: Sequence[str]) -> str:
-    return f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"

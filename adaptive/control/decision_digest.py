@@ -17,7 +17,6 @@ from adaptive.base.process.source_lines import at, name_workers
 
 _BITS = 22  # a float32 represents integers of 24 bits exactly, and the status adds two (`status.py`)
 _REMEMBERED = 4  # most requests since the last comparison; a program without messages never compares
-_HOOK = "hook"
 _Asked = tuple[str, Decision | None]  # who, and what
 
 
@@ -101,7 +100,7 @@ class DecisionDigest:
         )
 
     def _advice(self) -> str:
-        by_hook, advice = [text.startswith(_HOOK) for text in self.asked], []
+        by_hook, advice = [text.startswith("hook") for text in self.asked], []
         if any(by_hook):
             lines = self._hook_lines.items()
             named = [f"{name!r}{at(line)}" for name, line in lines if repr(name) in self.last and line]
@@ -113,11 +112,6 @@ class DecisionDigest:
                 "rank, clock, random number or file. To use one worker's values:  comm.broadcast(x)"
             )
         return "\n".join(advice)
-
-
-def hooks_in_words(names: Sequence[str]) -> str:
-    """Return "hook 'grow'", or "hooks 'grow', 'stop'"."""
-    return f"{_HOOK}{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
 
 
 def _digest(data: bytes) -> int:

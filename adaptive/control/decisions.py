@@ -14,11 +14,11 @@ from adaptive.base.world import World
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .batch_sizes import BatchSizes, Split
-from .decision_digest import DecisionDigest, hooks_in_words
+from .decision_digest import DecisionDigest
 from .hooks import Hooks
 from .hyperparameters import Hyperparameters
 from .membership import Membership
-from .requests import Request
+from .requests import Request, hooks_in_words
 
 
 class Decisions:

@@ -32,6 +32,8 @@ from adaptive.base.values.numbers import brief
 from adaptive.base.worker_slots import number_of_workers
 from adaptive.base.world import World
 
+from .requests import hooks_in_words
+
 TOGETHER_SECONDS = 0.2  # a scheduler that signals all processes does so within this time
 
 
@@ -158,7 +160,7 @@ class Membership:
           BatchSizeError: the program has fixed batch sizes, so its number of workers is fixed too.
         """
         number = self.nearest(workers)
-        who = f"hook {', '.join(map(repr, hooks))}" if hooks else "program.rescale"
+        who = hooks_in_words(hooks)
         if self._fixed_by and number != len(self._world.members):
             raise BatchSizeError(
                 f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: {self._fixed_by}"

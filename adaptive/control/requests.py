@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from adaptive.base.decision import Decision
@@ -29,3 +30,8 @@ class Request(NamedTuple):
         found |= {"stop": True} if self.decision.stop else {}
         found |= {"hyperparameters": dict(self.decision.hyperparameters)} if self.decision.hyperparameters else {}
         return {"hook" if self.hook else "script": self.by, "step": self.step, **found}
+
+
+def hooks_in_words(names: Sequence[str]) -> str:
+    """Return "hook 'grow'", or "hooks 'grow', 'stop'"; without hooks, the method that the script called."""
+    return f"hook{'s' * (len(names) > 1)} {', '.join(map(repr, names))}" if names else "program.rescale"

@@ -129,10 +129,9 @@ class Reports:
             self.members_changed = False
             joined, lost, come_and_gone = p.members.drain_events()
             notes = [*come_and_gone, *notes]
-        if run.checkpointer is not None:
-            run.notes += run.checkpointer.drain_notes()
         if run.notes:
-            notes, run.notes = [*run.notes, *notes], []
+            waiting, run.notes = run.notes, []  # a checkpoint that is being written may add one at any time
+            notes = [*waiting, *notes]
         if sizes.pending is not None or ran[0] is not ran[1]:
             sizes.step_done()
         examples, ended = sum(stream.cursors), self.epoch

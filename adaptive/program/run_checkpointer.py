@@ -56,7 +56,6 @@ class RunCheckpointer:
         self._report: Report | None = None  # of the last step of this run
         self._lock: int | None = None
         self._thread: threading.Thread | None = None
-        self._notes: list[str] = []
         self._noted = self._noted_value = False  # whether a note named a skipped checkpoint, or one without a value
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
@@ -222,12 +221,7 @@ class RunCheckpointer:
     def _note(self, text: str) -> None:
         """Add a note to the next report, and log it."""
         logging.getLogger("adaptive").warning("%s", text)
-        self._notes.append(text)
-
-    def drain_notes(self) -> list[str]:
-        """Return and clear the notes since the last report. Empty except on rank 0."""
-        notes, self._notes = self._notes, []
-        return notes
+        self._parts.run.note(text)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait, at most so long, until the checkpoint that is being written is on disk or has failed. Return whether

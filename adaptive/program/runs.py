@@ -176,5 +176,3 @@ def checkpointed(parts: ProgramParts, options: Checkpoints) -> Iterator[RunCheck
             yield checkpointer
         finally:
             parts.run.checkpointer = None
-            checkpointer.wait()
-            parts.run.notes += checkpointer.drain_notes()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import adaptive as ad
 from adaptive.base.decision import Decision
-from adaptive.control.decision_digest import DecisionDigest, hooks_in_words
+from adaptive.control.decision_digest import DecisionDigest
+from adaptive.control.requests import hooks_in_words
 
 DECISIONS = [
     Decision(global_batch=8),
