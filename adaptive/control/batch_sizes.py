@@ -148,10 +148,7 @@ class BatchSizes:
         weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
-        by, until = (
-            f"{hooks_in_words(hooks)}: " if hooks else "",
-            ", until other workers have joined" if for_others else "",
-        )
+        by, until = f"{hooks_in_words(hooks)}: " * bool(hooks), ", until other workers have joined" * for_others
         total, notes = self._nearest(asked, self.bounds(weights), known, by, until)
         if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
             limits = self._with_quantum(total, weights)
