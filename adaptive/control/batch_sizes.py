@@ -332,13 +332,8 @@ class BatchSizes:
     def check_global(
         self, global_batch: Any, shares: Sequence[float] | None = None, slots: Sequence[int] | None = None
     ) -> int:
-        """Return a valid global batch, with these shares or the current ones.
-
-        Args:
-          slots: the future members; by default the current ones.
-
-        Raises:
-          BatchSizeError: the number is invalid, or not possible for these members.
+        """Return a valid global batch, with these shares or the current ones; `slots`: the future members. Raises a
+        BatchSizeError if the number is invalid, or not possible for these members.
         """
         return checked_global_batch(global_batch, self.bounds(self._shares_of(slots, shares or self.shares)))
 

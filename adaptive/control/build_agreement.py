@@ -62,11 +62,7 @@ def _differing(everyone: Sequence[dict[str, str]]) -> str | None:
 
 
 def compare(everyone: Sequence[dict[str, str]], advice: str | None = None) -> None:
-    """Compare the digests of all processes.
-
-    Args:
-      everyone: digests by name, by rank.
-      advice: what to do about a difference; by default chosen by the digest's name.
+    """Compare the digests of all processes, by rank. `advice`: by default chosen by the digest's name.
 
     Raises:
       DisagreementError: a digest differs. The error names the first one, with each rank's value.
@@ -143,20 +139,14 @@ def digest_of_text(text: str) -> str:
 def compare_across_processes(
     world: World, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str
 ) -> list[T]:
-    """Call `work` on every process, and raise unless the digests that it returns are equal on all of them.
-
-    Communicates. If `work` raises, the caller reports that to the other processes (`fails_together`).
+    """Call `work` on every process, and return all results by rank. Communicates. If `work` raises, the caller reports
+    that to the other processes (`fails_together`).
 
     Args:
-      work: returns digests by name, and a result.
+      work: returns digests by name, which must be equal on all processes, and a result.
       advice: what to do if a digest differs.
 
-    Returns:
-      Every process's result, by rank.
-
     Raises:
-      Exception: what `work` raised here.
-      WorkerError: `work` raised on another process.
       DisagreementError: a digest differs, or other processes are in another collective. On every process.
     """
     digests, result = work()

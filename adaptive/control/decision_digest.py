@@ -80,11 +80,7 @@ class DecisionDigest:
         self.value = _digest(repr(sorted(digests.items())).encode())
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
-        """Compare the digests of all workers with this one.
-
-        Args:
-          values: every worker's; shape=(workers,).
-          own: the workers of this process.
+        """Compare the digests of all workers with this one; `own`: the workers of this process.
 
         Raises:
           DisagreementError: a worker's digest differs.

@@ -38,9 +38,8 @@ class HookOutcome(NamedTuple):
     """The requests of hooks after a step. Replicated.
 
     Attributes:
-      decision: the merged decision of all hooks, or `None`.
       names: names of the hooks with a request; if none has one, of the hooks that were due.
-      requests: the request of each hook that has one, in the order of the driver.
+      requests: the request of each hook that has one, in the order of the driver; `decision`: all of them, merged.
     """
 
     decision: Decision | None = None
@@ -115,11 +114,8 @@ class Hooks:
         members: tuple[int, ...],
         examples: int = 0,
     ) -> None:
-        """Keep a step before `next_due` for the hooks that observe every step. Does not block, makes no decision.
-
-        Args:
-          values, ran, examples: as for `run`.
-          members: the worker slots occupied in this step.
+        """Keep a step before `next_due`, with its `members`, for the hooks that observe every step. Does not block,
+        makes no decision. Arguments as of `run`.
         """
         for i in self._watching:
             self._seen[i].append(_Seen(step, epoch, values[i], ran, members, examples))

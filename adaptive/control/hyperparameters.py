@@ -18,9 +18,7 @@ class Hyperparameters:
     """The hyperparameters of one program. Replicated.
 
     Args:
-      op_states: the plan's operator states.
-      write: sets operator state number `k` from the next step on.
-      read: returns operator state number `k`.
+      write, read: set operator state number `k` from the next step on, and return it.
 
     Raises:
       DriverError: a hyperparameter has two initial values, or two types.

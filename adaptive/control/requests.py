@@ -14,8 +14,6 @@ class Request(NamedTuple):
     Attributes:
       by: the name of a hook, or of the method that the script called: "program.rescale".
       step: the last step before the request.
-      decision: the requested changes.
-      hook: whether a hook made it.
     """
 
     by: str

@@ -153,11 +153,10 @@ def leaves_of_hooks(hooks: Hooks) -> dict[Name, ProgramLeaf]:
 def matched(
     checkpoint: Mapping[str, Any], trees: Sequence[str], leaves: Mapping[Name, ProgramLeaf], workers: int = 1
 ) -> dict[Name, np.ndarray]:
-    """Return copies of the arrays of a checkpoint, in the order of `leaves`. Empty ones may be missing in it.
+    """Return copies of the arrays of a checkpoint, in the order of this program's `leaves`. Empty ones may be missing.
 
     Args:
       trees: those to read, of `state`, `slots` and `hooks`.
-      leaves: of this program.
       workers: rows of local arrays.
 
     Raises:

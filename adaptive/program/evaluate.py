@@ -48,14 +48,11 @@ def evaluate(
 
     Args:
       states: the user's state, where each worker of this process computes.
-      about: the evaluation, for errors.
       members: the workers that take part; by default the world's members.
       check: checks that values are means, sums or rows; each function once.
 
     Raises:
       DriverError: a value of `fn` is not a mean over examples, a sum, rows, or a metric that can be merged.
-      WorkerError: another process failed. On every other process.
-      DisagreementError: processes differ in what they evaluate. On every process.
     """
     if op not in get_args(Op):
         raise DriverError(f'evaluate: op must be "mean", "sum" or "rows"; got {op!r}.')

@@ -30,11 +30,9 @@ def first_plan(
 ) -> tuple[BatchSizes, Plan]:
     """Return the sizes of the first step, and a plan for the largest of them.
 
-    `members` are the occupied worker slots. The caller reads them once for all parts of the program, because processes
-    may be lost while it is built.
-
     The trace of the driver determines the required multiple of batch sizes, but needs a size itself. If that isn't a
-    multiple, sizes and plan are computed again.
+    multiple, sizes and plan are computed again. `members` are the occupied worker slots: the caller reads them once for
+    all parts of the program, because processes may be lost while it is built.
 
     Raises:
       DriverError: the driver is invalid, or its batches cannot be split, and an option bounds microbatches.
@@ -110,7 +108,6 @@ def check_alike(
 
     Args:
       form: the form of the initial state, whose arrays are `leaves`.
-      settings: other arguments of the program, by name.
       whole: returns a plan that does not depend on the current members.
 
     Returns:

@@ -75,10 +75,8 @@ class SkippedSteps:
         self.in_a_row = 0
 
     def check(self, trouble: Trouble | None, step: int) -> list[str]:
-        """Return notes on why a step is skipped; an empty list for a committed step.
-
-        Raises:
-          NonFiniteError: the step is not finite and must not be skipped.
+        """Return notes on why a step is skipped; none for a committed step. Raises a NonFiniteError if the step
+        is not finite and must not be skipped.
         """
         if trouble is None:
             self.in_a_row = 0

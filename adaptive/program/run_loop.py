@@ -84,11 +84,7 @@ class RunLoop:
             self._under_way.release()
 
     def check_process(self) -> None:
-        """Raise unless this process built the program.
-
-        Raises:
-          DriverError: it is a forked child of that process.
-        """
+        """Raise a DriverError if this process is a forked child of the one that built the program."""
         if os.getpid() != self._pid:
             raise DriverError(
                 f"{self._parts.name} of process {self._pid} is used{at(current_line())} in its forked child "
@@ -178,15 +174,12 @@ class RunLoop:
         p.run.step, p.skipped.in_a_row, self._reports.epoch = number, in_a_row, p.stream.epoch
 
     def _take_step(self, p: ProgramParts, since: float, wait: bool) -> Outcome | None:
-        """Read the examples, compute, exchange, and commit.
+        """Read the examples, compute, exchange, and commit. Returns `None` if a step was not finite.
 
         Args:
           since: seconds since the start of the previous step.
           wait: whether to wait until the step is known to be finite. Done in any case before the values of the step are
             used, and before sizes change.
-
-        Returns:
-          `None` if this step or an earlier one was not finite: see `Engine.step`.
 
         Raises:
           MembersChanged: members were lost; the step is not committed.

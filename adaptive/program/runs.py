@@ -36,12 +36,10 @@ def steps_of_run(
     record: str | Path | None,
     checkpoint: Checkpoints | None,
 ) -> Iterator[Report]:
-    """Run steps, and yield a report of each. The arguments are those of `Program.run`.
+    """Run steps, and yield a report of each. Arguments and errors are those of `Program.run`.
 
     Raises:
       DriverError: an argument is invalid.
-      DataError: epochs are given, and these data have none.
-      Preempted: this process has left, or all processes have received a signal to end.
       KeyboardInterrupt: Ctrl-C in a step.
     """
     p, run = parts, parts.run
