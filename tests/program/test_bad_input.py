@@ -289,7 +289,7 @@ def test_a_driver_that_cannot_be_called(world, driver, says):
 @pytest.mark.parametrize(
     ("picked", "says"),
     [
-        ("opt", "must be a function, such as  lambda state: state['momentum']; got 'opt'"),
+        ("opt", "with TypeError: 'str' object is not callable. It must return parts of the state, such as  lambda"),
         (lambda state: state["opt"], "fails on the state, PyTreeDef({'w': *}), with KeyError: 'opt'"),
         (lambda state: 7, "parts of the state unchanged"),
     ],

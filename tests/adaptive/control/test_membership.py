@@ -16,7 +16,6 @@ from adaptive.base.process.signals import TerminationNotice
 from adaptive.base.roster import Roster
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
-from adaptive.control.batch_sizes import NOT_RESIZABLE
 from adaptive.control.membership import Membership
 
 COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
@@ -157,29 +156,6 @@ def test_a_number_that_splits_a_process_is_rounded_with_a_note():
         membership.exactly(3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (0, "at least one"),
-        (2.5, "whole number"),
-        (1, "2 to 4 are"),
-        (10**40, "2 to 4 are"),
-    ],
-)
-def test_from_outside_an_impossible_number_raises(wrong, says):
-    membership = Membership(World(least=2))
-    with pytest.raises(ad.WorkerCountError, match=says):
-        membership.exactly(wrong)
-
-
-def test_where_sizes_never_change_workers_do_not_either():
-    membership = Membership(World(), fixed_by=NOT_RESIZABLE)
-    assert membership.request(2) == []
-    with pytest.raises(ad.BatchSizeError, match="resizable=False"):
-        membership.request(3, ["grow"])
-    assert membership.target == 2
-
-
 def test_a_needed_worker_does_not_leave():
     world = World(size=4, workers=4)
     membership = Membership(world, needed=(2,))
@@ -188,8 +164,9 @@ def test_a_needed_worker_does_not_leave():
     membership.change()
     world.leave(0)
     assert (world.members, membership.numbers.least) == ((1, 2), 2)
-    with pytest.raises(ad.WorkerCountError, match="2 to 4 are"):
-        membership.exactly(1)
+    for wrong, says in ((1, "2 to 4 are"), (10**40, "2 to 4 are"), (2.5, "whole number")):
+        with pytest.raises(ad.WorkerCountError, match=says):
+            membership.exactly(wrong)
 
 
 def test_a_lost_worker_lowers_the_target_unless_it_is_replaced():

@@ -82,29 +82,10 @@ def test_shares_stay_in_force_after_a_restore():
     assert sizes[0] == sizes[1] == (7, 7, 7)
 
 
-def test_local_state_is_saved_for_each_worker():
-    options = {"per_worker_state": lambda s: s["own"]}
-    start = {"own": 0.0, "all": 0.0}
-    with build(local, start, workers=3, **options) as program:
-        program.step()
-        program.step()
-        kept = program.checkpoint()
-    assert kept["state"]["own"].tolist() == [2, 4, 6]
-    with build(local, start, workers=3, **options) as other:
-        other.restore(kept)
-        report = other.step()
-        assert [float(leaves[-1]) for leaves in other._parts.engine.states] == [3, 6, 9]
-        np.testing.assert_allclose(report.metrics["smooth"], [1, 2, 3], rtol=1e-6)
-    with (
-        build(local, start, workers=2, **options) as fewer,
-        pytest.raises(ad.CheckpointError, match="local state of 3 workers; this world has 2"),
-    ):
-        fewer.restore(kept)
-
-
 @pytest.mark.parametrize(
     ("members", "workers", "own"),
     [
+        ([0, 1, 2], 3, [2, 4, 6]),
         ([0, 2], 2, [2, 6]),  # worker 1 had left: worker 2 goes on in its slot
         ([1, 2], 4, [0, 4, 6, 0]),
     ],
