@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
 from collectives.worlds.transport.process_group import Process, ProcessGroup
-from collectives.worlds.transport.repair import all_agree, shrink
+from collectives.worlds.transport.repair import all_agree, repair, shrink
 
 from .spawning import SpawnedProcess, enter, merge_in
 from .standby import MEET
@@ -65,32 +65,22 @@ def rendezvous(
       entry: on a spawned process that is admitted here: its communicator with the process that spawned it, and the
         content of that process's `MEET` message.
     """
-    comm = job.comm if entry is None else None
-    everyone = None
-    error: Exception | None = None
-    while True:
-        if comm is not None:
-            before, comm = comm, shrink(mpi, comm) if survives else comm.Dup()
-            comm.Set_errhandler(mpi.ERRORS_RETURN)
-            if error is not None and comm.size == before.size:
-                raise error  # no process was lost
-            everyone = _admit(mpi, comm, role, spawned, survives=survives)
-        else:
-            everyone = enter(mpi, *entry)
-        found: list[RendezvousResult] = []
-        try:
-            found.append(_meet(mpi, everyone, role, make_plan))
-            error = None
-        except Exception as failed:  # not only MPI's: data of a dead process may be missing without an error from MPI
-            if not survives:
-                raise
-            error = failed
-            with suppress(mpi.Exception):
-                everyone.Revoke()
-        if not survives or all_agree(mpi, everyone, bool(found)):
-            return found[0]
-        comm, error = everyone, error or mpi.Exception(mpi.ERR_PROC_FAILED)
-        spawned, role = (), role._replace(spawned=0)  # they are admitted, or dead
+
+    def renew(comm: Any) -> Any:
+        nonlocal spawned, entry, role
+        if entry is not None:
+            everyone, entry = enter(mpi, *entry), None
+            return everyone
+        comm = shrink(mpi, comm) if survives else comm.Dup()
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        everyone = _admit(mpi, comm, role, spawned, survives=survives)
+        spawned, role = (), role._replace(spawned=0)  # the next time they are admitted, or dead
+        return everyone
+
+    def meet(comm: Any) -> RendezvousResult:
+        return _meet(mpi, comm, role, make_plan)
+
+    return repair(mpi, job.comm, meet, renew)[1] if survives else meet(renew(job.comm))
 
 
 def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess], *, survives: bool) -> Any:

@@ -63,29 +63,31 @@ def survives(lost: str | None, environ: MutableMapping[str, str] = os.environ) -
     return lost != "stop" and enabled(environ)
 
 
-def repair(mpi: Any, comm: Any, level: Callable[[Any], T]) -> tuple[Any, T]:
+def repair(mpi: Any, comm: Any, level: Callable[[Any], T], renew: Callable[[Any], Any] | None = None) -> tuple[Any, T]:
     """Return a communicator of the survivors, and the result of `level`. Called by all survivors.
 
-    `level(new_comm)` lets all survivors complete the failed operation; it may be called several times.
+    `level(new_comm)` lets all survivors complete the failed operation; it may be called several times. `renew(comm)`
+    returns the new communicator, collectively; by default `comm` is revoked and shrunk.
     """
     error: Exception | None = None
     while True:
-        with suppress(mpi.Exception):
-            comm.Revoke()
-        smaller = shrink(mpi, comm)
-        if error is not None and smaller.size == comm.size:
+        if renew is None:
+            with suppress(mpi.Exception):
+                comm.Revoke()
+        new = shrink(mpi, comm) if renew is None else renew(comm)
+        if error is not None and new.size == comm.size:
             raise error  # no process was lost
         found: list[T] = []
         try:
-            found.append(level(smaller))
+            found.append(level(new))
             error = None
         except Exception as failed:  # not only MPI's: data of a dead process may be missing without an error from MPI
             error = failed
             with suppress(mpi.Exception):
-                smaller.Revoke()  # others may wait in it for the lost process
-        if all_agree(mpi, smaller, bool(found)):
-            return smaller, found[0]
-        comm, error = smaller, error or mpi.Exception(mpi.ERR_PROC_FAILED)
+                new.Revoke()  # others may wait in it for the lost process
+        if all_agree(mpi, new, bool(found)):
+            return new, found[0]
+        comm, error = new, error or mpi.Exception(mpi.ERR_PROC_FAILED)
 
 
 def shrink(mpi: Any, comm: Any) -> Any:
