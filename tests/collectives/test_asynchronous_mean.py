@@ -103,16 +103,6 @@ def test_a_tree_of_several_dtypes_round_trips():
     assert means[2] in (1.0, 1.5)
 
 
-def test_one_worker_is_its_own_mean():
-    w = np.zeros(3)
-    with program_of(pairs(), comm.SoloWorld(), shares=None) as program:
-        whole = program._parts.stream.peek(program.batch_sizes)
-        program.step()
-        for start in range(0, 36, SIZE):
-            w = w - RATE * gradient(w, {k: np.asarray(v[start : start + SIZE]) for k, v in whole.items()})
-        np.testing.assert_allclose(program.state, w, rtol=1e-5)
-
-
 def test_derivatives_treat_published_values_as_constants():
     def driver(w, batch):
         slope = jax.grad(lambda w: (comm.asynchronous_mean(w) ** 2).sum())(w)

@@ -78,13 +78,6 @@ def dies(spawner: Spawner) -> None:
     assert not spawner.has(range(1, 2))
 
 
-def test_a_process_that_has_died_is_replaced_twice():
-    spawner = spawner_of(lambda: None)
-    for deaths in (1, 2, 3):
-        dies(spawner)
-        assert spawner.failed == (deaths == 3)
-
-
 def test_deaths_count_since_a_process_was_admitted():
     spawner = spawner_of(lambda: None)
     for _ in range(3):

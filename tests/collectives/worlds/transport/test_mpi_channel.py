@@ -64,17 +64,17 @@ def check(specs, status, got, rows):
 
 
 @pytest.mark.parametrize(
-    ("first", "dtype", "status"),
+    ("first", "dtype", "status", "kinds"),
     [
-        (20, F32, 2),
-        (20, np.int32, 3),
-        (ROOM, F32, 0),  # all in the preamble
-        (ROOM + 1, F32, ROOM),  # only the status
-        (300, F32, ROOM + 1),  # neither
-        (300, np.int32, 0),
+        (20, F32, 2, "one"),
+        (20, np.int32, 3, "several"),
+        (ROOM, F32, 0, "one"),  # all in the preamble
+        (ROOM + 1, F32, ROOM, "another"),  # only the status
+        (300, F32, ROOM + 1, "both"),  # neither
+        (300, F32, ROOM + 1, "several"),
+        (300, np.int32, 0, "one"),
     ],
 )
-@pytest.mark.parametrize("kinds", ["one", "another", "several", "both"])
 def test_all_receive_the_same_reduced_parts(first, dtype, status, kinds, monkeypatch):
     """Processes may have several devices, and others than JAX's default."""
     monkeypatch.setattr(mpi_transport, "PIECE_BYTES", 256)

@@ -182,14 +182,6 @@ def test_at_its_exit_a_process_waits_for_nobody_if_one_was_lost(grown, exits, mo
     assert ended.wait(limit(20) if lost else 0) is lost
 
 
-def test_a_process_that_ends_early_fails(monkeypatch):
-    ended = []
-    monkeypatch.setattr(tcp_tree.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(tcp_tree.os, "_exit", ended.append)
-    tcp_tree._end_soon()
-    assert ended == [1]
-
-
 def test_what_a_process_announces_arrives():
     assert tcp_tree._of_everyone(b"here")[0].rstrip(b"\0") == b"here"
 
