@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.values.numbers import whole
 from collectives._all_reduce import all_reduce
-from collectives._leaves import error
 from collectives.compression._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import arrays, check_optimizer, minus, rounding_of
+from ._trees import arrays, check_count, check_optimizer, minus, rounding_of
 
 
 class Rounds(NamedTuple):
@@ -88,8 +86,7 @@ def rounds(
     Raises:
       CollectiveError: `steps` is not a positive integer, or `wire` or `rounding` is not supported.
     """
-    if whole(steps) is None or steps < 1:
-        raise error(name, f"steps={steps!r} must be a positive integer: the number of local steps.")
+    check_count(name, "steps", steps)
     how: dict[str, Any] = {"wire": wire, "rounding": rounding_of(name, wire, rounding), "hosts": hosts}
 
     def init(params: Any) -> Rounds:

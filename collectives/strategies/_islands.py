@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.values.numbers import whole
 from adaptive.operators.sources import EXAMPLES, read
 from collectives._islands import checked_islands, island_sum
-from collectives._leaves import error, known_capacity
+from collectives._leaves import known_capacity
 from collectives.compression._wire import Rounding, Wire
 
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import all_reduced, arrays, check_optimizer, minus, rounding_of, scaled, select
+from ._trees import all_reduced, arrays, check_count, check_optimizer, minus, rounding_of, scaled, select
 
 
 class Islands(NamedTuple):
@@ -85,8 +84,7 @@ def islands(
     """
     check_optimizer("islands", inner, "inner")
     check_optimizer("islands", outer, "outer")
-    if whole(steps) is None or steps < 1:
-        raise error("islands", f"steps={steps!r} must be a positive integer: the steps of a round.")
+    check_count("islands", "steps", steps)
     groups = checked_islands("islands", islands, known_capacity())
     how: dict[str, Any] = {"wire": wire, "rounding": rounding_of("islands", wire, rounding)}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
-from adaptive.base.values.numbers import real, whole
+from adaptive.base.values.numbers import real
 from adaptive.operators.round_clock import takes_another_step
 from adaptive.operators.sources import EXAMPLES, read
 from collectives._all_reduce import all_reduce
@@ -18,7 +18,7 @@ from collectives.compression._wire import Rounding, Wire
 
 from ._diloco import local_step
 from ._strategy import Stepped, Strategy, ValueAndGrad
-from ._trees import arrays, check_optimizer, minus, rounding_of, select, zeros
+from ._trees import arrays, check_count, check_optimizer, minus, rounding_of, select, zeros
 
 
 class Quorum(NamedTuple):
@@ -94,8 +94,18 @@ def quorum(
     """
     check_optimizer("quorum", inner, "inner")
     check_optimizer("quorum", outer, "outer")
-    _check_numbers(steps, quorum, grace)
-    how = _reduce_options(wire, rounding)
+    check_count("quorum", "steps", steps)
+    check_count("quorum", "quorum", 1 if quorum is None else quorum)
+    patience = real(grace)
+    if patience is None or not 0 <= patience < float("inf"):
+        raise error("quorum", f"grace={grace!r} must be 0 or more: a share of a round's duration, such as 0.1.")
+    if rounding == "error_feedback":  # a round's sum contains the changes of other workers than the one before
+        raise error(
+            "quorum",
+            'rounding="error_feedback" would mix what different exchanges send: rounding="stochastic" or "nearest".',
+        )
+    given = None if wire is None and rounding == "nearest" else rounding
+    how: dict[str, Any] = {"wire": wire, "rounding": rounding_of("quorum", wire, given)}
 
     def init(params: Any) -> Quorum:
         params, none = arrays(params), jnp.zeros((), jnp.int32)
@@ -105,7 +115,7 @@ def quorum(
 
     def take(state: Quorum, value_and_grad: ValueAndGrad, batch: Any) -> Stepped:
         needed, each = _needed(ad.num_workers(), quorum), jnp.asarray(read(EXAMPLES), jnp.float32) / steps
-        own, loss = _local_steps(inner, steps, needed, float(grace), state, value_and_grad, batch)
+        own, loss = _local_steps(inner, steps, needed, patience, state, value_and_grad, batch)
         taken, examples = state.taken + own.taken, state.examples + own.taken.astype(jnp.float32) * each
         behind, done = minus(state.params, own.params), taken >= steps
         # If no worker is done, the mean must be 0, not 0 / 0.
@@ -189,28 +199,3 @@ def _needed(workers: jax.Array, quorum: int | None) -> jax.Array:
     workers = jnp.asarray(workers, jnp.int32)
     wanted = (workers + 1) // 2 + 1 if quorum is None else jnp.int32(quorum)
     return jnp.minimum(jnp.maximum(wanted, workers // 2 + 1), workers)
-
-
-def _check_numbers(steps: Any, quorum: Any, grace: Any) -> None:
-    for name, value in (("steps", steps), ("quorum", 1 if quorum is None else quorum)):
-        if whole(value) is None or value < 1:
-            raise error("quorum", f"{name}={value!r} must be a positive integer.")
-    number = real(grace)
-    if number is None or not 0 <= number < float("inf"):
-        raise error("quorum", f"grace={grace!r} must be 0 or more: a share of a round's duration, such as 0.1.")
-
-
-def _reduce_options(wire: Wire | None, rounding: Rounding) -> dict[str, Any]:
-    """Return the options of the rounds' `all_reduce`. Rounding errors cannot be kept for the next round, because a
-    round's sum contains the changes of other workers than the one before.
-
-    Raises:
-      CollectiveError: the format or the rounding is not supported, or the rounding is error feedback.
-    """
-    if rounding == "error_feedback":
-        raise error(
-            "quorum",
-            'rounding="error_feedback" would mix what different exchanges send: rounding="stochastic" or "nearest".',
-        )
-    given = None if wire is None and rounding == "nearest" else rounding
-    return {"wire": wire, "rounding": rounding_of("quorum", wire, given)}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 import adaptive as ad
+from adaptive.base.values.numbers import whole
 from collectives._all_reduce import all_reduce
 from collectives._leaves import error
 from collectives.compression._wire import Rounding, Wire, check_format, codec_of
@@ -69,6 +70,12 @@ def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         raise error(what, f"{name}={optimizer!r} is not an optax optimizer, such as  optax.sgd(0.1)")
     return optimizer
+
+
+def check_count(what: str, name: str, value: Any) -> None:
+    """Raise a CollectiveError if the argument `name` is not a positive integer."""
+    if whole(value) is None or value < 1:
+        raise error(what, f"{name}={value!r} must be a positive integer.")
 
 
 def rounding_of(what: str, wire: Wire | None, rounding: Rounding | None) -> Rounding:

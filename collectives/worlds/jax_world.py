@@ -145,13 +145,9 @@ class JaxWorld(MultiProcessWorld):
         be_seen(self._hang_timeout)
         check_same([pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(self._hang_timeout), about)])
         if self._hang_timeout != 0 and self.processes > 1:
-            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, _nothing_to_abort)
+            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, lambda status: None)
             self.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
         return list(ids), list(all_cpus)
-
-
-def _nothing_to_abort(status: int) -> None:
-    """Abort the other processes: does nothing, because each of them ends by itself."""
 
 
 def _check_local(devices: Sequence[jax.Device]) -> None:

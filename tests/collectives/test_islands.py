@@ -47,7 +47,7 @@ def test_islands_are_sorted_and_checked():
     ):
         with pytest.raises(CollectiveError, match="islands="):
             checked_islands("islands", islands, 3)
-    for islands in ([[0, 2]], [[1, 2]], [[-1, 0]], [[0, None]]):
+    for islands in ([[0, 2]], [[1, 2]], [[-1, 0]], [[0, None]], [[0], []]):
         with pytest.raises(CollectiveError, match="islands="):
             checked_islands("islands", islands, None)
 

@@ -67,14 +67,14 @@ def rendezvous(
     """
 
     def renew(comm: Any) -> Any:
-        nonlocal spawned, entry, role
+        nonlocal entry, role
         if entry is not None:
             everyone, entry = enter(mpi, *entry), None
             return everyone
         comm = shrink(mpi, comm) if survives else comm.Dup()
         comm.Set_errhandler(mpi.ERRORS_RETURN)
         everyone = _admit(mpi, comm, role, spawned, survives=survives)
-        spawned, role = (), role._replace(spawned=0)  # the next time they are admitted, or dead
+        role = role._replace(spawned=0)  # the next time they are admitted, or dead
         return everyone
 
     def meet(comm: Any) -> RendezvousResult:

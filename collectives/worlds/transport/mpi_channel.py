@@ -199,8 +199,7 @@ class ReduceByMPI(Operation):
     def _reduce_extreme(self, comm: Any, source: np.ndarray, op: Any, cuts: list[tuple[slice, np.ndarray]]) -> None:
         """Reduce floats and their NaNs apart: whether MPI's extremes keep NaNs depends on the pairing of ranks."""
         mpi, missing = self._transport.mpi, np.isnan(source)
-        nothing = -np.inf if op == mpi.MAX else np.inf
-        known = np.where(missing, nothing, source) + 0.0  # -0.0 becomes 0.0: MPI's result may be either
+        known = np.where(missing, 0, source) + 0.0  # -0.0 becomes 0.0: MPI's result may be either
         for place, target in cuts:
             comm.Allreduce(known[place], target, op)
             of_all = missing[place].view(np.uint8)
