@@ -200,25 +200,10 @@ def test_a_listener_cannot_take_a_step():
 
 
 def test_a_report_prints_as_one_short_line():
-    report = event(
-        3, metrics={"loss": np.float32(0.123456789), "grads": jnp.ones((2, 3)), "fine": jnp.array(True)}
-    ).report
-    assert repr(report) == str(report)
-    assert repr(report) == (
+    metrics = {"loss": np.float32(0.123456789), "grads": jnp.ones((2, 3)), "fine": jnp.array(True)}
+    assert repr(event(3, metrics=metrics).report) == (
         "Report(step=3, epoch=0, global_batch=4, fine=1, grads=float32[2, 3], loss=0.12346, seconds=0.5)"
     )
-    assert repr(event(1, metrics={}).report) == "Report(step=1, epoch=0, global_batch=4, seconds=0.5)"
     assert "metrics=2," in repr(event(1, metrics=jnp.float32(2)).report)
-    assert "3=3, seconds" in repr(event(1, metrics=list(range(4))).report)
     many = repr(event(1, metrics=list(range(1000)), notes=["clipped"], skipped=True).report)
     assert many.endswith("0=0, 1=1, 2=2, 3=3, …, seconds=0.5, skipped=True, notes=1)")
-
-
-@pytest.mark.parametrize(("seconds", "rate"), [(0.5, 8.0), (4.0, 1.0), (0.0, 0.0)])
-def test_examples_per_second_are_those_of_all_workers(seconds, rate):
-    assert event(seconds=seconds).report.examples_per_second == rate
-
-
-def test_the_report_of_a_step_is_short():
-    with build() as program:
-        assert len(repr(program.step())) < 120

