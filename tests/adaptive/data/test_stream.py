@@ -42,8 +42,8 @@ class Source:
 def stream_of():
     streams = []
 
-    def make(data, seed=0, workers=1):
-        streams.append(Stream(rows_of(data), seed=seed, workers=range(workers)))
+    def make(data, seed=0, workers=range(1)):
+        streams.append(Stream(rows_of(data), seed=seed, workers=workers))
         return streams[-1]
 
     yield make
@@ -58,7 +58,7 @@ def walk(stream, plan, ahead=False):
         if ahead:
             stream.prefetch(sizes)
         stream.advance(sizes)
-        yield share, [batch["number"] for batch in share.batches]
+        yield share, [batch["number"] for batch in share.batches if batch is not None]
 
 
 def everything(stream, plan, ahead=False):
@@ -104,21 +104,13 @@ def test_neither_the_split_nor_the_number_of_workers_changes_the_order(course, w
         for data, w in ((numbered(n), len(plan[0])), (Source(n), workers))
     ]
     one, two = everything(streams[0], plan, ahead), everything(streams[1], other)
+    assert one.tolist() == two.tolist()
     for stream in streams:
         stream.close()
-    assert one.tolist() == two.tolist()
 
 
-def test_a_process_fetches_the_batches_of_its_own_workers_only():
-    data = Source(20)
-    everyone, later = Stream(rows_of(data), seed=0, workers=range(4)), None
-    try:
-        whole = everyone.take((3, 4, 5, 6))
-        later = Stream(rows_of(data), seed=0, workers=range(2, 4))
-        share = later.take((3, 4, 5, 6))
-    finally:
-        for stream in filter(None, (everyone, later)):
-            stream.close()
+def test_a_process_fetches_the_batches_of_its_own_workers_only(stream_of):
+    whole, share = (stream_of(Source(20), workers=workers).take((3, 4, 5, 6)) for workers in (range(4), range(2, 4)))
     assert share.offsets == (7, 12)
     assert [b["number"].tolist() for b in share.batches] == [b["number"].tolist() for b in whole.batches[2:]]
 
@@ -146,7 +138,7 @@ def test_rows_in_memory_are_the_same_taken_beside_and_on_demand(beside, mine):
 
 def test_any_part_of_the_next_global_batch_can_be_read(stream_of):
     for data in (numbered(9), Source(9)):
-        stream = stream_of(data, workers=2)
+        stream = stream_of(data, workers=range(2))
         next(walk(stream, [(3, 4)]))
         assert stream.peek((2, 3))["number"].tolist() == stream.indices(7, 5).tolist()
         assert (stream.cursors, stream.epochs, stream.epoch) == ((7,), 7 / 9, 0)
@@ -191,7 +183,7 @@ def test_a_source_is_read_in_one_thread(stream_of):
 LENGTH = ContextVar("LENGTH", default=1.0)
 
 
-def test_a_source_is_read_in_the_surroundings_in_which_the_stream_was_made():
+def test_a_source_is_read_in_the_surroundings_in_which_the_stream_was_made(stream_of):
     class Scaled:
         def __len__(self):
             return 8
@@ -200,10 +192,9 @@ def test_a_source_is_read_in_the_surroundings_in_which_the_stream_was_made():
             return {"x": np.float32(LENGTH.get())}
 
     token = LENGTH.set(3.0)
-    stream = Stream(rows_of(Scaled()), seed=0, workers=range(1))
+    stream = stream_of(Scaled())
     LENGTH.reset(token)
     assert stream.take((4,)).batches[0]["x"].tolist() == [3.0] * 4
-    stream.close()
 
 
 def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(stream_of):
@@ -250,7 +241,7 @@ def test_readers_read_each_example_once_whatever_the_sizes(piece, ahead):
     data = Read(200, piece)
     stream = Stream(data, seed=0, workers=range(2))
     plan = [(4, 4), (3, 2), (1, 1), (2, 0), (6, 5), (4, 4)]
-    seen = everything_of(stream, plan)
+    seen = everything(stream, plan).tolist()
     assert seen == stream.indices(0, len(seen)).tolist()
     assert len(data.asked) == len(set(data.asked)), "an example was read twice"
     assert len(data.asked) - len(seen) == ahead  # two steps, or two reads for each reader
@@ -274,15 +265,6 @@ def test_readers_forget_what_no_step_needs():
     stream.close()
 
 
-def everything_of(stream, plan):
-    seen = []
-    for sizes in plan:
-        share = stream.take(sizes)
-        stream.advance(sizes)
-        seen += [n for batch in share.batches if batch is not None for n in batch["number"].tolist()]
-    return seen
-
-
 # --- data sets --------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +274,6 @@ def everything_of(stream, plan):
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"data\['x'\].: 3, .data\['y'\].: 4"),
         ({"x": np.zeros((0, 2))}, r"empty: data\['x'\] has shape \(0, 2\)"),
         (Source(0), "empty"),
-        ({"x": np.zeros(3), "n": 5}, r"data\['n'\] is a single number"),
         ({"x": np.array([None, "a"], object)}, r"data\['x'\]\[1\] holds text, 'a'"),
         ({"x": np.array([1, 2], "M8[s]")}, r"data\['x'\] holds times"),
     ],
@@ -317,7 +298,6 @@ class Ragged:
     ("odd", "wrong"),
     [
         ({"x": np.zeros(3)}, r"example\['x'\] of example 3 is float32\[3\], of example 0 float32\[2\]"),
-        ({"y": np.zeros(2)}, "example 3 has the structure"),
         ({"x": np.zeros(2), "y": 1}, "example 3 has the structure"),
         ({"x": np.zeros(2, int)}, r"example\['x'\] of example 3 is int32\[2\], of example 0 float32\[2\]"),
     ],
@@ -329,7 +309,7 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(stream_of, odd, wrong)
 
 def test_a_stream_goes_back_to_earlier_cursors(stream_of):
     for data in (numbered(9), Source(9)):
-        stream = stream_of(data, workers=1)
+        stream = stream_of(data)
         assert stream.goes_back
         before, first = stream.cursors, stream.take((4,)).batches
         stream.prefetch((4,))
