@@ -14,10 +14,9 @@ from adaptive.base.values.tree_paths import leaf_names
 
 
 def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
-    """Return all leaves on the host, in the width that JAX computes with.
+    """Return the arrays and numbers of a pytree on the host, in the width that JAX computes with.
 
     Args:
-      tree: a pytree of arrays (numpy, JAX, torch tensors on the CPU) and numbers.
       root: what to call the tree in errors.
       rows: the numbers in the data set of the arrays' rows; by default they are numbered from 0.
 
@@ -56,14 +55,8 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
-    """Return an example after checking that it has the leaves, shapes and dtypes of another one.
-
-    Args:
-      row, first: the example, and the other one.
-      name, of: what to call them in the error.
-
-    Raises:
-      DataError: the example has other leaves, or a leaf has another shape or dtype.
+    """Return an example if it has the leaves, shapes and dtypes of another one. Else raise a DataError, in which they
+    are called `name` and `of`.
     """
     if jax.tree.structure(row) != jax.tree.structure(first):
         raise DataError(
@@ -81,15 +74,8 @@ def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
 
 
 def batch_of(items: Sequence[Any], numbers: Sequence[int], first: Any) -> Any:
-    """Return examples as one batch on the host; each must look like `first`, which is on the host.
-
-    Args:
-      items: the examples, as a user's code returned them.
-      numbers: of each, for errors.
-      first: an example.
-
-    Raises:
-      DataError: as `taken` and `checked`, about the first example that cannot be used.
+    """Return examples as one batch on the host; each must look like `first`. Raises a DataError with the number of the
+    first one that cannot be used.
     """
     likes, tree = jax.tree.flatten(first)
     try:  # in as few calls for each example as possible: in a reader process this takes the time of a short read

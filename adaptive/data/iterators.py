@@ -39,14 +39,10 @@ _KNOWN = ("epoch", "worker", "workers")  # parameters of the function of `from_i
 
 @dataclass(frozen=True, repr=False)
 class FromIterator:
-    """A function that makes an iterator, and how to read its examples. See `from_iterator`.
-
-    Attributes:
-      names: those of "epoch", "worker" and "workers" that are parameters of `make`.
-    """
+    """A function that makes an iterator, and how to read its examples. See `from_iterator`."""
 
     make: Callable[..., Iterable[Any]]
-    names: frozenset[str]
+    names: frozenset[str]  # those of "epoch", "worker" and "workers" that are its parameters
     functions: Functions
     length: float | None
     read_timeout: float | None
@@ -173,12 +169,9 @@ class IterableData(Data):
     def start(
         self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
-        """Start to read. Returns a function that waits, and returns a batch for each span; `None` for an empty one.
-
-        Args:
-          steps: the spans of the step and of those after it.
-          committed: cursors; positions before them are not read again.
-          end: the cursors after the step.
+        """Start to read the spans of a step, which other steps follow. Returns a function that waits, and returns a
+        batch for each span; `None` for an empty one. Positions before the cursors `committed` are not read again; `end`
+        are the cursors after the step.
         """
         return partial(self._thread.result, self._thread.submit(self._read, next(steps), committed, end))
 
@@ -232,12 +225,7 @@ class ResumePoint(NamedTuple):
 
 
 class ReplayableIterator:
-    """The examples of an iterator by position, kept until they are released.
-
-    Args:
-      begin: returns an epoch's iterator, or an iterable.
-      length: number of examples of an epoch; `None` if unknown, `math.inf` if there are no epochs.
-    """
+    """The examples of an iterator by position, kept until they are released. `begin(epoch)` starts an epoch."""
 
     def __init__(self, begin: Callable[[int], Iterable[Any]], length: float | None):
         self._begin, self._length = begin, length

@@ -24,15 +24,9 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitm
 
 
 def shuffled(places: np.ndarray, length: int, keys: Sequence[np.uint64] | np.ndarray) -> np.ndarray:
-    """Evaluate a pseudorandom permutation of 0 … length-1 at these indices.
+    """Evaluate a pseudorandom permutation of 0 … length-1 at these indices; shape=(k,), int64.
 
-    Args:
-      places: indices, each in 0 … length-1; shape=(k,), int64.
-      length: below 2**62.
-      keys: the key of each round, which select the permutation; an even number of them.
-
-    Returns:
-      The permuted numbers; shape=(k,), int64.
+    The length is below 2**62. The keys, one of each round and an even number of them, select the permutation.
     """
     most, left = np.uint64(length), isqrt(length - 1) + 1
     radices = np.uint64(left), np.uint64(-(-length // left))
@@ -63,12 +57,7 @@ def _hash(x: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 class Order:
-    """The order of a stream's examples: the epochs of each shard one after another, each in its own order.
-
-    Args:
-      lengths: number of examples of each shard.
-      seed: any integer.
-    """
+    """The order of the examples of shards of these lengths: epochs one after another, each in its own order."""
 
     def __init__(self, lengths: Sequence[int], seed: int):
         self._lengths, self._seed = tuple(lengths), seed & (2**63 - 1)

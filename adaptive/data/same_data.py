@@ -30,28 +30,19 @@ def digests_of_data(data: Data) -> dict[str, str]:
     count, digests = "iterators of each worker's own", [""] * len(jax.tree.leaves(data.example))
     if isinstance(data, Rows):
         count = " + ".join(map(str, data.lengths)) + " examples"
-        digests = _digests(data, _compared(data))
+        digests = _digests(data)
     elif isinstance(data, IterableData) and not data.how.per_worker:
         count, digests = "an iterator", _hashes([data.first_batch(_FIRST_OF_ITERATORS)])
     leaves = zip(leaf_names(data.example, "data"), jax.tree.leaves(data.example), digests, strict=True)
     return {"data": count, **{name: f"{leaf.dtype}{list(leaf.shape)} {digest}" for name, leaf, digest in leaves}}
 
 
-def _compared(data: Rows) -> np.ndarray:
-    """Return the indices of the rows that processes compare."""
-    if not data.by_row:
-        return _sample(len(data), _ROWS_OF_SOURCES)
-    return np.arange(len(data)) if len(data) * _row_bytes(data) <= _ALL_BYTES else _sample(len(data), _ROWS_OF_LARGE)
-
-
-def _row_bytes(data: Rows) -> int:
-    return max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
-
-
-def _digests(data: Rows, numbers: np.ndarray) -> list[str]:
-    """Return a digest of each leaf over these rows; reads blocks, so that the data may be larger than memory."""
-    block = max(1, _BLOCK_BYTES // _row_bytes(data))
-    return _hashes(data.rows(numbers[start : start + block]) for start in range(0, len(numbers), block))
+def _digests(data: Rows) -> list[str]:
+    """Return a digest of each leaf; reads blocks, so that the data may be larger than memory."""
+    row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(data.example)))
+    most = len(data) if len(data) * row_bytes <= _ALL_BYTES else _ROWS_OF_LARGE
+    rows, block = _sample(len(data), most if data.by_row else _ROWS_OF_SOURCES), max(1, _BLOCK_BYTES // row_bytes)
+    return _hashes(data.rows(rows[start : start + block]) for start in range(0, len(rows), block))
 
 
 def _hashes(batches: Iterable[Any]) -> list[str]:

@@ -50,8 +50,6 @@ class Stream:
     """The stream of one process, with prefetching: fetches the next share while the current step computes.
 
     Args:
-      data: the data set.
-      seed: the seed of the permutations.
       workers: the workers of this process.
       beside: whether rows of arrays in memory are taken while kernels run. If kernels run on the same cores, that would
         slow down both by more than the time of the rows; then rows are taken on demand.
@@ -271,8 +269,7 @@ def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None 
     """Return a user's training data as rows, or as iterators in progress if they have no index.
 
     Args:
-      data: the data.
-      workers: number of workers; `Shards` must have as many data sets.
+      workers: number of workers.
       mine: the workers of this process.
       world: the world whose other processes wait while this one reads; `None` for the current one.
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from adaptive.observe.ledger import is_usual, ledger_of, mean_seconds
 from adaptive.observe.reader import read
-
-_NOISE = ("scale", "lower", "upper")  # a value with parts of these names is a noise scale
+from adaptive.observe.scalars import NOISE, noise_roots
 
 
 class RequestRow(NamedTuple):
@@ -60,7 +59,11 @@ class Columns:
         known = (record.of_workers("busy") > 0) & is_usual(record)[:, None]
         names = ("input", "computing", "busy", "waiting")
         self.workers = {name: np.where(known, record.of_workers(name), np.nan) for name in names}
-        self.noise = _noise_scales({_short(name): c for name, c in record.items() if _short(name)})
+        values = {_short(name): column for name, column in record.items() if column.dtype == np.float64}
+        self.noise = {
+            root.rstrip(".") or "noise scale": np.stack([values[root + field] for field in NOISE], 1)
+            for root in noise_roots(tuple(values))
+        }
         losses_first = sorted(record.metrics, key=lambda name: "loss" not in name)
         self.metrics = {name: record[name] for name in losses_first if name.rpartition(".")[0] not in self.noise}
         self.logged = {name: record[name] for name in record.logged}
@@ -77,16 +80,6 @@ class Columns:
 def _short(name: str) -> str:
     """Return the name of a value of a hook, or of a metric; "" for other columns."""
     return name.split("/", 3)[3] if name.startswith("hook/") else "" if "/" in name else name
-
-
-def _noise_scales(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values whose parts are those of a noise scale, by name; shape=(T, 3)."""
-    found = {}
-    for root in (name.removesuffix("scale") for name in values if name.endswith("scale")):
-        parts = [values.get(root + part) for part in _NOISE]
-        if all(part is not None and part.dtype == np.float64 for part in parts):
-            found[root.rstrip(".") or "noise scale"] = np.stack(parts, 1)  # type: ignore[arg-type]
-    return found
 
 
 def windows(rows: int, most: int) -> np.ndarray:

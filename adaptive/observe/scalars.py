@@ -13,7 +13,7 @@ from adaptive.control.requests import Request
 from .events import StepEvent
 
 FEW = 8  # up to this number of workers, each one's numbers are shown
-_BOUNDED = ("scale", "lower", "upper")  # the fields of `mon.NoiseScale`
+NOISE = ("scale", "lower", "upper")  # fields of `mon.NoiseScale`: a value that has them is a noise scale
 
 
 class Noise(NamedTuple):
@@ -25,37 +25,29 @@ class Noise(NamedTuple):
 
 
 def noise_of(event: StepEvent) -> Noise | None:
-    """Return the first noise scale among the hooks' values or the metrics; `None` if there is none.
-
-    A value with the fields `scale`, `lower` and `upper` is a noise scale.
-    """
+    """Return the first noise scale among the hooks' values or the metrics; `None` if there is none."""
     for hook in event.hooks:
-        places = _bounded(hook.names)
-        if places is not None:
-            return Noise(*[float(leaf.item()) for leaf in hook.leaves(places)] or [math.nan] * 3)
+        for root in noise_roots(hook.names):
+            leaves = hook.leaves([hook.names.index(root + field) for field in NOISE])
+            return Noise(*[float(leaf.item()) for leaf in leaves] or [math.nan] * 3)
     scalars = event.scalars
     names = tuple(scalars)
-    places = _bounded(names)
-    if places is not None:
-        return Noise(*[scalars[names[place]] for place in places])
+    for root in noise_roots(names):
+        return Noise(*[scalars[root + field] for field in NOISE])
     name = next((name for name in names if name in ("noise", "noise_scale") or name.endswith("noise.scale")), None)
     return None if name is None else Noise(scalars[name], math.nan, math.nan)
 
 
 def noise_names(event: StepEvent) -> tuple[str, ...]:
     """Return the names of the scalars of a noise scale, if the hooks or metrics have one, known or not yet."""
-    return () if noise_of(event) is None else tuple(f"noise/{field}" for field in _BOUNDED)
+    return () if noise_of(event) is None else tuple(f"noise/{field}" for field in NOISE)
 
 
 @lru_cache(maxsize=64)
-def _bounded(names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return the indices of scale, lower and upper of the first value that has all three; `None` if no value has."""
-    for name in names:
-        root, _, field = name.rpartition(".")
-        wanted = [f"{root}.{field}" for field in _BOUNDED]
-        if field == _BOUNDED[0] and all(other in names for other in wanted):
-            return tuple(names.index(other) for other in wanted)
-    return None
+def noise_roots(names: Sequence[str]) -> list[str]:
+    """Return what the names of a noise scale's fields begin with, "noise.", for each noise scale among these values."""
+    roots = (name.removesuffix("scale") for name in names if name.rpartition(".")[2] == "scale")
+    return [root for root in roots if all(root + field in names for field in NOISE)]
 
 
 def scalars(event: StepEvent) -> dict[str, float]:
@@ -80,7 +72,7 @@ def scalars(event: StepEvent) -> dict[str, float]:
     single = {name: value for name, value in report.hyperparameters.items() if not isinstance(value, list)}
     found.update((f"hyperparameter/{name}", value) for name, value in single.items())
     noise = noise_of(event) or ()
-    found.update((f"noise/{name}", value) for name, value in zip(_BOUNDED, noise, strict=False) if value == value)
+    found.update((f"noise/{name}", value) for name, value in zip(NOISE, noise, strict=False) if value == value)
     return {**found, **event.logged}
 
 
