@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adaptive.base.activity import WorkerSeconds
 from adaptive.observe.ledger import is_usual, ledger_of, mean_seconds
 from adaptive.observe.reader import read
 from adaptive.observe.scalars import NOISE, noise_roots
@@ -57,8 +58,7 @@ class Columns:
         self.global_batch = self.sizes.sum(1)
         self.examples = self.global_batch.cumsum()
         known = (record.of_workers("busy") > 0) & is_usual(record)[:, None]
-        names = ("input", "computing", "busy", "waiting")
-        self.workers = {name: np.where(known, record.of_workers(name), np.nan) for name in names}
+        self.workers = {name: np.where(known, record.of_workers(name), np.nan) for name in WorkerSeconds._fields}
         values = {_short(name): column for name, column in record.items() if column.dtype == np.float64}
         self.noise = {
             root.rstrip(".") or "noise scale": np.stack([values[root + field] for field in NOISE], 1)

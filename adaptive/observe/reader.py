@@ -162,7 +162,10 @@ def _steps(
             except ValueError:
                 _cut(f"{path}:{number}")
                 continue
-            _complete(fields, workers)
+            try:
+                _complete(fields, workers)
+            except (KeyError, TypeError) as error:
+                raise RecordError(f"{path}:{number}: a step without {error}.") from error
             yield number, fields
 
 

@@ -50,19 +50,14 @@ class JSONL(LineSink):
 
 
 def _header(event: StepEvent) -> dict[str, Any]:
-    limits, sizes = event.limits, event.report.batch_sizes
     return {
         "kind": "header",
         "version": VERSION,
         "run_id": event.run_id,
-        "workers": len(sizes),
-        "examples": limits.examples,
+        "workers": len(event.report.batch_sizes),
         "seed": event.seed,
-        "global_batch": sum(sizes),
-        "lower": list(limits.lower),
-        "upper": list(limits.upper),
-        "quantum": limits.quantum,
-        "multiple": limits.multiple,
+        "global_batch": event.report.global_batch,
+        **_fields(event.limits, "examples", "lower", "upper", "quantum", "multiple"),
         "breakdown": Breakdown._fields,
         "hooks": [{"name": hook.name, "every": hook.every, "leaves": hook.names} for hook in event.hooks],
     }
@@ -70,54 +65,48 @@ def _header(event: StepEvent) -> dict[str, Any]:
 
 def _step(event: StepEvent) -> dict[str, Any]:
     report, decision, asked = event.report, event.report.decision, event.asked
-    sizes, members = list(report.batch_sizes), list(report.members)
-    targets = {"global_batch": asked.global_batch, "workers": list(asked.workers)}
+    targets = {"global_batch": asked.global_batch, "workers": asked.workers}
     line = {
         "kind": "step",
         "run_id": event.run_id,
         "step": report.step,
         **({"restored": True} if event.restored else {}),
         "epoch": event.epoch,
-        "examples": report.examples,
-        "batch_sizes": sizes,
-        "asked": targets | ({} if asked.active == report.members else {"active": list(asked.active)}),
-        "seconds": report.seconds,
+        **_fields(report, "examples", "batch_sizes", "seconds", "message_bytes"),
+        "asked": targets | ({} if asked.active == report.members else {"active": asked.active}),
         "breakdown": [round(s, 6) for s in report.breakdown],
         "microseconds": _microseconds(event),
         "metrics": {name: _plain(value) for name, value in event.scalars.items()},
         "skipped": report.skipped or event.scalars.get("skipped") == 1,
-        "message_bytes": report.message_bytes,
         "call": event.limits.call_overhead,
         "hooks": {
             hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values
         },
     }
     if event.previous_batch_sizes != report.batch_sizes:
-        line["previous_batch_sizes"] = list(event.previous_batch_sizes)
-    if members != [*range(len(sizes))]:
-        line["members"] = members
+        line["previous_batch_sizes"] = event.previous_batch_sizes
+    if report.members != (*range(len(report.batch_sizes)),):
+        line["members"] = report.members
     if decision is not None:
         line["decision"] = {
-            "global_batch": decision.global_batch,
-            "shares": decision.shares,
-            "stop": decision.stop,
-            "workers": decision.workers,
-            "hyperparameters": decision.hyperparameters,
-            "by": list(event.decided),
+            **_fields(decision, "global_batch", "shares", "stop", "workers", "hyperparameters"),
+            "by": event.decided,
             "requests": [request.fields() for request in event.requests if request.hook],
         }
     others = {
-        "joined": list(report.joined),
+        **_fields(report, "joined", "notes", "hyperparameters"),
         "lost": [str(loss) for loss in report.lost],
-        "notes": list(report.notes),
         "script": [request.fields() for request in event.requests if not request.hook],
-        "hyperparameters": dict(report.hyperparameters),
         "logged": {name: _plain(value) for name, value in event.logged.items()},
         "at": round(event.at, 6),
         "between": {name: round(s, 6) for name, s in event.between.items()},
         "origin": event.origin,
     }
     return line | {name: value for name, value in others.items() if value}
+
+
+def _fields(of: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def _microseconds(event: StepEvent) -> dict[str, Any]:
