@@ -226,25 +226,12 @@ class Stateful:
         self.at = int(state) if isinstance(state, bytes) else state["at"]
 
 
-class AsDict(grain.transforms.Map):
-    def map(self, element):
-        return {"i": element}
-
-
 GRAIN = grain.MapDataset.range(10).map(lambda i: {"i": i})
 KINDS = {
     "skipped": lambda: counted(10),
     "dict": lambda: lambda: Stateful(10, lambda at: {"at": np.int64(at)}),
     "grain, shuffled": lambda: (
         lambda: grain.experimental.WindowShuffleIterDataset(GRAIN.to_iter_dataset(), window_size=4, seed=1)
-    ),
-    "grain, with threads": lambda: lambda: GRAIN.to_iter_dataset(grain.ReadOptions(num_threads=2)),
-    "loader of grain": lambda: (
-        lambda: grain.DataLoader(
-            data_source=grain.sources.RangeDataSource(0, 10, 1),
-            sampler=grain.samplers.SequentialSampler(10, grain.sharding.NoSharding()),
-            operations=[AsDict()],
-        )
     ),
 }
 

@@ -11,7 +11,6 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.html_report.columns import Columns
 from adaptive.html_report.events import hook_summary, run_events
-from adaptive.observe.scalars import request_in_words
 from adaptive.runtime.local_world import LocalWorld
 
 from .made_up import record
@@ -107,38 +106,18 @@ def test_changes_before_and_after_a_loss_do_not_share_a_line(listed):
 
 
 def test_a_hook_that_never_acted_has_a_reason(listed):
-    """It was not due; it had no measurements; or what the policy says."""
+    """It was not due; the step was skipped; it had no measurements; or what the policy says."""
     assert listed(every=50)[1] == ["adapt never acted: it is called every 50 steps, and was not due."]
+    assert listed(fields={10: {"skipped": True}})[1] == ["adapt never acted: no request in 3 calls."]
+    assert listed(fields={30: asked(global_batch=128)})[1] == [
+        "adapt made 1 request in 4 calls, but nothing has changed: its sizes have no kernels yet, or are those in use."
+    ]
     scale = np.ones((40, 3))
     scale[:25] = np.nan
     why = {step: {"why": {"0/adapt": text}} for step, text in ((10, "no seconds are known"), (30, "gain below 2 %"))}
     assert listed(noise=scale, fields=why)[1] == [
         "adapt never acted: no request in 4 calls, in 2 of them without measurements (all values NaN). Gain below 2 %."
     ]
-
-
-def test_requests_that_changed_nothing_are_counted(listed):
-    assert listed(fields={30: asked(global_batch=128)})[1] == [
-        "adapt made 1 request in 4 calls, but nothing has changed: its sizes have no kernels yet, or are those in use."
-    ]
-
-
-def test_a_skipped_step_is_no_call_of_a_hook(listed):
-    assert listed(fields={10: {"skipped": True}})[1] == ["adapt never acted: no request in 3 calls."]
-
-
-@pytest.mark.parametrize(
-    ("wish", "words"),
-    [
-        ({}, ""),
-        ({"workers": 1, "stop": True}, "1 worker and the end of the run"),
-        ({"global_batch": 2048, "shares": [1, 3]}, "a global batch of 2,048 and a split of 25 % : 75 %"),
-        ({"shares": [1.0] * 9}, "another split"),
-        ({"hyperparameters": {"lr": 0.5}}, "lr = 0.5"),
-    ],
-)
-def test_a_request_in_words(wish, words):
-    assert request_in_words(wish) == words
 
 
 # --- a program's own record -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from adaptive.html_report.columns import Columns, mean_in, windows
+from adaptive.html_report.columns import Columns
 from adaptive.html_report.findings import findings, slow_phases
 
 from .made_up import record, uneven
@@ -127,14 +127,3 @@ def test_short_runs_have_no_slow_phases(read, shape):
     run = read(np.full(shape, 0.02))
     assert slow_phases(run) == []
     assert run.ledger.seconds["unaccounted"] == pytest.approx(0, abs=1e-5)
-
-
-def test_means_of_windows_are_of_finite_values():
-    begins = windows(1000, 10)
-    assert begins.tolist() == [*range(0, 1000, 100)]
-    values = np.arange(1000.0)
-    values[[3, 500]] = np.nan, np.inf
-    assert mean_in(values, begins)[1] == 149.5
-    assert mean_in(values, begins)[5] == pytest.approx(np.arange(501, 600).mean())
-    assert np.isnan(mean_in(np.full((1000, 2), np.nan), begins)).all()
-    assert windows(3, 10).tolist() == [0, 1, 2]

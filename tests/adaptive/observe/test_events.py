@@ -175,20 +175,13 @@ def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
 
 def test_listeners_are_not_called_while_they_are_suspended():
     listeners = Listeners()
-    assert not listeners.any
     with listeners.add(lambda event: None):
-        assert listeners.any
         listeners.suspended = True
-        assert not listeners.any
         with listeners.add(lambda event: None):
             assert not listeners.any
         assert not listeners.any
         listeners.suspended = False
-        assert listeners.any
-        with listeners.add(lambda event: None):
-            assert listeners.any
         assert listeners.any  # the first one is still there
-    listeners.suspended = False
     assert not listeners.any
 
 
