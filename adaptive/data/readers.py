@@ -48,20 +48,13 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class Readers:
-    """Threads or processes that read examples of one data set; an abstract class.
-
-    Args:
-      number: how many read at the same time.
-      read_timeout: seconds after which a read fails; 0 for no limit; `None` for the default, see `from_source`.
-
-    Attributes:
-      world: the world whose other processes wait while this one does; `None` for the current one.
+    """Threads or processes that read examples of one data set; an abstract class. For `read_timeout` see `from_source`.
 
     Raises:
       DataError: `read_timeout` is not a number of seconds.
     """
 
-    world: World | None = None
+    world: World | None = None  # whose other processes wait while this one does; `None` for the current one
 
     def __init__(self, number: int, read_timeout: float | None):
         seconds = None if read_timeout is None else real(read_timeout)

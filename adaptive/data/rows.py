@@ -35,20 +35,13 @@ class PositionSpan(NamedTuple):
 
 
 class Data:
-    """Training data; an abstract class.
+    """Training data; an abstract class."""
 
-    Attributes:
-      example: one example, on the host.
-      lengths: the number of examples that all workers share, or of each worker's own.
-      in_memory: whether examples are rows of arrays in memory.
-      no_epochs: why the epochs of these data are unknown; "" if they are known.
-      notes: notes for the user on how the data are read.
-    """
-
-    example: Any
-    lengths: tuple[int, ...]
-    in_memory, no_epochs = False, ""
-    notes: tuple[str, ...] = ()
+    example: Any  # one of them, on the host
+    lengths: tuple[int, ...]  # the number of examples that all workers share, or of each worker's own
+    in_memory = False  # whether examples are rows of arrays in memory
+    no_epochs = ""  # why the epochs are unknown; "" if they are known
+    notes: tuple[str, ...] = ()  # for the user, on how the data are read
 
     def __len__(self) -> int:
         return sum(self.lengths)
@@ -68,13 +61,9 @@ class Data:
 
 
 class Rows(Data):
-    """A data set that is read by index; an abstract class.
+    """A data set that is read by index; an abstract class."""
 
-    Attributes:
-      by_row: whether rows are taken from arrays, without user code.
-    """
-
-    by_row = False
+    by_row = False  # whether rows are taken from arrays, without user code
     readers: Readers
 
     @property

@@ -19,22 +19,13 @@ _FOLD = 4  # at least so many consecutive changes of one kind share a line
 
 
 class RunEvent(NamedTuple):
-    """One line of the list of changes.
+    """One line of the list of changes."""
 
-    Attributes:
-      row: the row of the first step that it affected.
-      kind: "size", "hyperparameter", "joined", "left", "lost", "restored", "skipped", "stop" or "note".
-      what: the event, as text: what changed.
-      why: its cause, as text; may be empty.
-      by: who requested it; consecutive changes of one kind by one hook share a line.
-      before, after: the values, as text, of something that changed.
-    """
-
-    row: int
-    kind: str
-    what: str
-    why: str = ""
-    by: str = ""
+    row: int  # of the first step that it affected
+    kind: str  # "size", "hyperparameter", "joined", "left", "lost", "restored", "skipped", "stop" or "note"
+    what: str  # what changed
+    why: str = ""  # its cause, if it is known
+    by: str = ""  # who requested it; consecutive changes of one kind by one hook share a line
     before: str = ""
     after: str = ""
 

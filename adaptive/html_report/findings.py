@@ -94,18 +94,12 @@ def _why(run: Columns, phase: SlowPhase) -> str:
 
 
 class SlowPhase(NamedTuple):
-    """Workers for which the others waited.
-
-    Attributes:
-      workers: their slots.
-      first, end: the first row of the phase, and the row after its last one.
-      saved: seconds that the run would have been shorter with them as fast as the median of the others.
-    """
+    """Workers for which the others waited."""
 
     workers: list[int]
-    first: int
-    end: int
-    saved: float
+    first: int  # row
+    end: int  # the row after the last one
+    saved: float  # seconds that the run would have been shorter with them as fast as the median of the others
 
 
 _WINDOWS = 40

@@ -91,27 +91,3 @@ def test_a_value_after_the_first_step_of_a_restore_is_no_second_restore(tmp_path
     thread.close()
     found = ad.log.read(tmp_path / "run.jsonl")
     assert (found["restores"].tolist(), found["repeated"].tolist(), found["val"][1]) == ([0, 1], [0, 1], 3.0)
-
-
-def test_a_process_that_becomes_rank_0_writes_logged_values_again():
-    class Kept:
-        seen: list = []  # noqa: RUF012
-
-        def write(self, event):
-            self.seen.append((event.report.step, dict(event.logged)))
-
-        def close(self):
-            pass
-
-    class Ranked(LocalWorld):
-        rank = 1
-
-    world = Ranked(2)
-    thread = SinkThread([Kept()], world)
-    thread(event(1))
-    thread(replace(event(2), restored=True))
-    thread.log({"val": 3.0}, 2)
-    world.rank = 0
-    thread(event(3))
-    thread.close()
-    assert Kept.seen == [(2, {"val": 3.0}), (3, {})]

@@ -73,11 +73,12 @@ class Kept:
     """A user's own sink."""
 
     def __init__(self):
-        self.steps, self.restored, self.threads, self.closed = [], [], set(), 0
+        self.steps, self.restored, self.logged, self.threads, self.closed = [], [], [], set(), 0
 
     def write(self, event):
         self.steps.append(event.report.step)
         self.restored.append(event.restored)
+        self.logged.append(dict(event.logged))
         self.threads.add(threading.current_thread())
 
     def close(self):
@@ -175,10 +176,12 @@ def test_the_next_rank_0_writes_the_last_steps_again():
     thread = _sinks.SinkThread([sink], world)
     for each in [*map(event, range(1, 301)), replace(event(298), restored=True), event(299)]:
         thread(each)
+    thread.log({"val": 3.0}, 299)
     world.rank = 0
     thread(event(300))
     thread.close()
     assert sink.steps == [298, 299, 300]
+    assert sink.logged == [{}, {"val": 3.0}, {}]
     assert not any(sink.restored)  # the former rank 0 has written it
 
 
