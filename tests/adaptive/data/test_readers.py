@@ -221,6 +221,8 @@ def test_reader_processes_return_what_a_thread_returns_under_any_resizes(read):
     for one, other in zip(alone, beside, strict=True):
         assert one["i"].tolist() == other["i"].tolist()
         assert one["r"].tolist() == other["r"].tolist()
+    drawn = [r for batch in alone for r in batch["r"].tolist()]
+    assert len(set(drawn)) == len(drawn) == 84  # more than an epoch: an example has others in the next one
     pids = {pid for batch in beside for pid in batch["pid"].tolist()}
     assert os.getpid() not in pids
     assert len(pids_of(read)) == 2

@@ -63,6 +63,8 @@ def test_a_line_that_was_cut_is_skipped_and_the_next_one_follows_it(path, cut, c
     path.write_bytes(whole[: max(len(whole) - cut, whole.rstrip(b"\n").rfind(b"\n") + 5)])
     with caplog.at_level(logging.WARNING, "adaptive"):
         assert steps_of(path) == [1, 2][: 1 + (cut == 1)]
+    write(path, 1, run_id=OTHER)  # its header begins a line
+    assert steps_of(path) == [1]
     write(path, 2, 3, restored=True)
     assert steps_of(path) == [1, 2, 3]
     assert path.read_bytes().startswith(whole[: len(whole) - min(cut, 40) - 1][:40])
