@@ -184,10 +184,10 @@ def test_columns_have_a_row_for_each_step(path):
 
 def test_columns_are_a_table_for_pandas(path):
     pandas = pytest.importorskip("pandas")
-    write(path, 1, 2, 3, notes=["clipped"])
+    write(path, 1, 2, 3, notes=["clipped"], lost=("rank 1",), joined=(1,))
     table = pandas.DataFrame(ad.log.read(path))
     assert table.set_index("step")["loss"].to_dict() == {1: 1.0, 2: 2.0, 3: 3.0}
-    assert table["notes"][0] == ["clipped"]
+    assert (table["notes"][0], table["lost"][0], table["joined"][0]) == (["clipped"], ["rank 1"], [1])
 
 
 def test_steps_that_do_not_fit_together_are_refused(path):
