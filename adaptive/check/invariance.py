@@ -1,8 +1,8 @@
 """Checks that a step's result does not depend on the batch's split, as it does with batch norm or summed losses.
 
-The check runs steps on one batch, split into equal shares and into random uneven ones of several microbatches: a few
-consecutive steps and, if the driver reads the step number, some later ones. Every trial of a step starts from the same
-state, so rounding errors do not grow from step to step. Trials run in double precision (`widen.py`).
+The check runs steps on one batch in double precision (`widen.py`), split into equal shares and into random uneven
+ones of several microbatches: a few consecutive steps and, if the driver reads the step number, some later ones. Every
+trial of a step starts from the same state, so rounding errors do not grow from step to step.
 
 Reduced messages are compared first, then the state, metrics and hook values, all element by element, because many
 optimizers treat elements separately. Optimizers such as Adam magnify rounding errors where gradients are near zero, so
@@ -174,7 +174,7 @@ class _Comparison:
         self.uncounted: dict[str, None] = {}  # and without one
         self.noisy: dict[str, None] = {}
         self.not_finite: dict[str, None] = {}
-        self.moved = self.contributed = False  # whether a trial changed state, and reduced other values than zeros
+        self.trained = False  # whether a trial reduced other values than zeros, and changed state
         self.rounding: dict[Var, np.ndarray] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
@@ -220,10 +220,11 @@ class _Comparison:
                 f"the step reads {_some(self.uncounted)}. Fewer workers gave the same in the trials; other numbers of "
                 "workers may not."
             )
-        if self.depend.trained_by and not self.contributed:
-            return "all reduced values that the state depends on are 0 in all trials, as if every example were skipped."
-        if self.depend.trained_by and not self.moved:
-            return "no trial changed the state, as if every step were skipped."
+        if self.depend.trained_by and not self.trained:
+            return (
+                "the state does not change, or all reduced values that it depends on are 0 in all trials, as if every "
+                "example or step were skipped."
+            )
         return ""
 
     # --- trials -------------------------------------------------------------------------------------------------------
@@ -237,19 +238,21 @@ class _Comparison:
         for output, value in zip(self.bench.outputs, whole.outputs, strict=True):
             if output.kind == "state" and not is_finite(value):
                 self.not_finite[output.name] = None
-        trained_by = self.depend.trained_by
-        for result in (whole, *others):
-            self.contributed = self.contributed or any(result.contributions[p].any() for p in trained_by)
-            self.moved = self.moved or any(
-                change.any() and self.depend.is_state(o) and any(self.depend.counts(p, o) for p in trained_by)
-                for o, change in zip(self.bench.outputs, result.changes, strict=True)
-            )
+        self.trained = self.trained or any(map(self._trains, (whole, *others)))
         suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
         if suspect is not None:
             self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
         for other in others:
             self._follow(whole, other, self._differing(whole, other))
         return whole.after
+
+    def _trains(self, result: Result) -> bool:
+        """Return whether a trial reduced examples to other values than zeros, and changed state by them."""
+        trained_by = self.depend.trained_by
+        return any(result.contributions[p].any() for p in trained_by) and any(
+            change.any() and self.depend.is_state(o) and any(self.depend.counts(p, o) for p in trained_by)
+            for o, change in zip(self.bench.outputs, result.changes, strict=True)
+        )
 
     def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
         """Measure how reduced values change if inputs change by one unit in the last place."""

@@ -56,14 +56,12 @@ class Collective:
 
     Attributes of the class, or properties:
       name: what users call it.
-      reduces: whether `op` combines the values of parts of the examples (workers, microbatches) to the value of all. If
-        not, a local batch whose value it takes runs as one microbatch. Where it sends a row for each worker, those of
-        workers without examples arrive as NaN (0 for integers).
+      reduces: whether `op` combines the values of parts of the examples to the value of all. If not, a local batch
+        runs as one microbatch, and rows of workers without examples arrive as NaN (0 for integers).
       result_is_replicated: whether the result is equal on all workers.
       travels: whether values are sent to other workers. If not, they are combined over one worker's microbatches only.
       shows_workers: whether the result has a part for each worker, and so depends on the split by design.
-      must_be_finite: whether a result that is not finite is always an error. Results that depend on examples always
-        must be finite.
+      must_be_finite: whether a result must be finite even if it does not depend on examples.
       is_linear: whether tangents are combined in the same way as values.
     """
 

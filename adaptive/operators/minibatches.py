@@ -31,14 +31,13 @@ def minibatches(batch: T, steps: int | None = None, *, size: int | None = None) 
             params, losses = jax.lax.scan(local_step, state["params"], ad.minibatches(batch, 8))
             return {"params": comm.all_reduce(params)}, {"loss": comm.all_reduce(losses.mean())}
 
-    With `steps=`, all workers take that many local steps, and the size of their minibatches follows from their local
-    batches. With `size=`, all minibatches have that size, and a worker with a larger local batch takes more steps. If
-    batches follow the workers' speeds (`ctrl.balance()`), fast workers then take more steps in a round, and do not
-    wait for slow ones.
+    With `steps=`, all workers take that many local steps. With `size=`, all minibatches have that size, and a worker
+    with a larger local batch takes more steps. If batches follow the workers' speeds (`ctrl.balance()`), fast workers
+    then do not wait for slow ones.
 
-    A driver that calls this runs on whole local batches: each microbatch would act as a separate client, which takes
-    its steps on a part of the examples. So every new batch size is compiled (in the background; the old size stays in
-    force until then), and local batch sizes are multiples of `steps`, or of `size`.
+    The driver runs on whole local batches, because each microbatch would act as a separate client. So every new batch
+    size is compiled (in the background; the old size stays in force until then), and local batch sizes are multiples
+    of `steps`, or of `size`.
 
     Args:
       batch: the driver's batch, or parts of it: a pytree of arrays with the examples on the leading axis.

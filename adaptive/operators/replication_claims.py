@@ -28,20 +28,17 @@ def assert_scope(scope: Claim, tree: T, what: str, *, hint: str = "") -> T:
 
     Args:
       scope: one of five assertions.
-        "local": the caller needs values that differ between workers, such as this worker's gradient. An error if all
-        leaves are replicated.
-        "independent": the same, and the caller takes the differences between workers for sampling noise. Also an error
-        if a collective in a backward pass couples them, as the gradients of batch normalization over all workers.
-        "reduced": the caller needs values that are equal on all workers, such as the averaged gradient. An error if the
-        graph shows that a leaf can differ.
-        "before": the same, and the caller needs values that are known before the step, such as the optimizer's state
-        before its update. Also an error if a leaf depends on a reduction of the same step.
-        "replicated": the user asserts that values which the graph treats as local, such as the result of a host
-        callback, are equal on all workers. Treated as replicated from here on; an error only for values that depend on
-        the batch.
+        "local": values that differ between workers, such as this worker's gradient. An error if all are replicated.
+        "independent": the same, for differences that are taken for sampling noise. Also an error if a collective in a
+        backward pass couples them, as in batch normalization over all workers.
+        "reduced": values that are equal on all workers, such as the averaged gradient. An error if a leaf can differ.
+        "before": the same, and known before the step, such as the optimizer's state before its update. Also an error
+        if a leaf depends on a reduction of the same step.
+        "replicated": values that the graph treats as local, such as the result of a host callback, are equal on all
+        workers. They count as replicated from here on. An error only for values that depend on the batch.
       tree: a pytree of arrays; local or replicated.
       what: the operator that makes the assertion, for errors.
-      hint: what to write instead, for the error: one or several lines. By default, general advice for the scope.
+      hint: what to write instead, for the error. By default, general advice for the scope.
 
     Raises:
       CollectiveError: when the program is built, values of another scope than asserted.

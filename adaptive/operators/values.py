@@ -59,9 +59,8 @@ def worker_index() -> jax.Array:
 def num_workers() -> jax.Array:
     """Return the number of workers with examples in this step, an int32 scalar. Replicated.
 
-    Equals `comm.all_reduce(1, op="sum")`, without a message. Changes without recompilation. Less than `ad.capacity()`
-    if worker slots are empty or a worker's share is 0. It is traced, so use `ad.capacity()` for shapes. Outside a
-    program: the number of members of the world, or 1 without a world.
+    Equals `comm.all_reduce(1, op="sum")`, without a message. Changes without recompilation. It is traced, so use
+    `ad.capacity()` for shapes. Outside a program: the number of members of the world, or 1 without a world.
 
     Raises:
       CollectiveError: outside a program and a world, in one of several processes.
@@ -114,8 +113,8 @@ def replicated(tree: T) -> T:
     """Assert that values which come from the host are equal on all workers.
 
     The results of callbacks (`jax.pure_callback`, `io_callback`) and of `jax.lax.rng_uniform` count as local, so the
-    state must not depend on them. Use this function if they are equal on all workers. That is not checked: if the
-    values differ, each worker trains another model. `comm.broadcast(x)` makes them equal, by a message.
+    state must not depend on them. That they are equal is not checked: if not, each worker trains another model.
+    `comm.broadcast(x)` makes them equal, by a message.
 
     Args:
       tree: a pytree of arrays that are not computed from the batch. Local.
