@@ -55,11 +55,9 @@ def number():
     ("value", "local_state", "of_data"),
     [
         (lambda s, b: b["y"].sum(), (), True),
-        (lambda s, b: s * b["y"].sum(), (), True),
         (lambda s, b: s * number(), (), False),
         (lambda s, b: s * number(), (0,), True),
         (lambda s, b: mon.ema(number()), (), True),
-        (lambda s, b: number() * mon.ema(s.sum()), (), False),
         (lambda s, b: ad.batch_size(), (), False),
     ],
 )

