@@ -36,7 +36,7 @@ class ActivityReading(NamedTuple):
       survives: whether the others continue when a process is lost.
       hang_timeout: the setting, in seconds; None for the default.
       phase: OUTSIDE, INSIDE, PATIENT or LEFT.
-      begun: number of operations begun.
+      begun: number of operations begun by this group.
       seconds: seconds since the latest one began.
       about: the latest operation; if the phase is LEFT, why the process has left.
       usual: the 99th percentile of the seconds between two operations; None if there were too few.
@@ -60,31 +60,15 @@ class ActivityReading(NamedTuple):
 class WorldActivity(ctypes.Structure):
     """What one world of this process is doing; private memory until the world is watched.
 
-    Attributes:
-      group: identifies the processes of the world; 0 if it is not watched.
-      survives, hang_timeout: as in `ActivityReading`; a negative time stands for the default.
-      first: number of operations begun before the world was watched.
-      phase, begun: as in `ActivityReading`.
-      since: when the latest operation began, in seconds by `time.perf_counter`.
-      description: of that operation, at most MOST_BYTES.
-      recent: when the recent operations began, by their numbers modulo RECENT.
+    Its fields are those of `ActivityReading`, but `group` is 0 while the world is not watched, a negative
+    `hang_timeout` stands for the default, and `since` is when the latest operation began, by `time.perf_counter`.
+    `recent` has the beginnings of the recent operations, by their numbers modulo RECENT.
     """
-
-    group: int
-    survives: bool
-    hang_timeout: float
-    first: int
-    phase: int
-    begun: int
-    since: float
-    description: bytes
-    recent: ctypes.Array[ctypes.c_double]
 
     _fields_ = (
         ("group", ctypes.c_int64),
         ("survives", ctypes.c_bool),
         ("hang_timeout", ctypes.c_double),
-        ("first", ctypes.c_int64),
         ("phase", ctypes.c_int64),
         ("begun", ctypes.c_int64),
         ("since", ctypes.c_double),
@@ -100,7 +84,7 @@ class WorldActivity(ctypes.Structure):
 
     def watch(self, group: int, survives: bool, hang_timeout: float | None) -> None:
         """Have others watch this process as a member of a group from now on; see `ActivityReading`."""
-        self.survives, self.first = survives, self.begun
+        self.survives, self.begun = survives, 0
         self.hang_timeout = -1.0 if hang_timeout is None else hang_timeout
         self.group = group
 
@@ -111,40 +95,25 @@ class WorldActivity(ctypes.Structure):
     @property
     def about(self) -> str:
         """The description of the latest operation."""
-        return self.description.decode(errors="replace")
+        return str(self.description, errors="replace")
 
     def read(self) -> ActivityReading:
         """Return what the world is doing."""
         seconds = max(0.0, time.perf_counter() - self.since)
-        inside = self.phase in (INSIDE, PATIENT)
-        # Needed of a rank that waits only.
-        numbers = range(max(self.first, self.begun - RECENT) + 1, self.begun + 1) if inside and seconds > 0.5 else ()
-        return ActivityReading(
-            group=self.group,
-            survives=self.survives,
-            hang_timeout=None if self.hang_timeout < 0 else self.hang_timeout,
-            phase=self.phase,
-            begun=self.begun,
-            seconds=seconds,
-            about=self.about,
-            usual=percentile([self.recent[number % RECENT] for number in numbers]),
-        )
+        given = None if self.hang_timeout < 0 else self.hang_timeout
+        found = ActivityReading(self.group, self.survives, given, self.phase, self.begun, seconds, self.about, None)
+        if not found.inside or seconds <= 0.5:
+            return found  # the percentile is needed of a rank that waits only
+        numbers = range(max(0, self.begun - RECENT) + 1, self.begun + 1)
+        return found._replace(usual=percentile([self.recent[number % RECENT] for number in numbers]))
 
 
 class ActivityRecord(ctypes.Structure):
     """The memory of one process.
 
-    Attributes:
-      pid: the process that writes; 0 if there was none.
-      stacks: the descriptor to which it writes its stacks; -1 if it does not.
-      socket: the name of the abstract socket at which it answers.
-      worlds: its worlds.
+    Fields: `pid` of the process that writes, 0 if there was none; `stacks`, the descriptor to which it writes its
+    stacks, -1 if it does not; `socket`, the name of the abstract socket at which it answers; and its `worlds`.
     """
-
-    pid: int
-    stacks: int
-    socket: bytes
-    worlds: ctypes.Array[WorldActivity]
 
     _fields_ = (
         ("pid", ctypes.c_int64),
@@ -176,13 +145,10 @@ class ActivityRecord(ctypes.Structure):
         """Return the memory of another process of this host; None if it has none, or is another user's."""
         folder = f"/proc/{pid}/fd"
         with suppress(OSError, ValueError):
-            for name in os.listdir(folder):
-                if _is_record(path := f"{folder}/{name}"):
-                    file = os.open(path, os.O_RDWR)
-                    try:
-                        record = cls.mapped(file)
-                    finally:
-                        os.close(file)
+            for path in (f"{folder}/{name}" for name in os.listdir(folder)):
+                if _is_record(path):
+                    with open(path, "r+b") as file:
+                        record = cls.mapped(file.fileno())
                     if record.pid == pid:
                         return record
         return None

@@ -21,13 +21,14 @@ limit is a minute. The first operations of a group are not enough to tell, so th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, NamedTuple
 
 from .activity import LEFT, PATIENT, ActivityReading
-from .inspection import GONE, STOPPED, CoreTime, CoreUse, compiles
+from .inspection import GONE, STOPPED, CoreTime, compiles
 
 LONGEST = 60.0  # seconds, by default
 _SHORTEST = 2.0  # seconds
@@ -35,11 +36,10 @@ _TIMES = 10.0  # the 99th percentile of the times of operations
 _SEEN = 1 / 4  # fraction of the limit for which a rank must be seen to do nothing before it is reported
 _DETAILS = 1 / 2  # fraction of the limit after which ranks are asked
 _MOST_EXCUSED = 10.0  # times the limit, of waits for a core
-_RARER = 1 / 8  # of the time waited: later rounds are as rare
+_SOONEST, _RARER = 0.25, 1 / 8  # seconds until the next round, and as a fraction of the time waited
 _LATE_SECONDS = 3.0  # for which a round may be late; more means that the observer itself did not run
 _LEAVES_SECONDS = 1.0  # for the others to end by themselves when a rank has left
 UNSEEN = "unseen"  # the state of a process of which nothing is known now
-_NO_USE = CoreUse()
 _SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
 
 
@@ -55,59 +55,46 @@ class State(Enum):
     UNSEEN = "cannot be examined: the process that has started it does not answer"
     LEFT = "has ended"
 
-    @property
-    def well(self) -> bool:
-        """Whether the rank will enter the operation, as far as is known."""
-        return self in (State.HERE, State.COMPILES)
-
 
 @dataclass(frozen=True)
 class Sight:
-    """What an observer has seen of one rank.
+    """What an observer has seen of one rank in one of its worlds.
 
     Attributes:
       name: the rank, for messages.
-      pid: its pid.
-      reading: what its world is doing; None if nothing is known.
-      process: the state of its process: see `inspection`; or UNSEEN.
-      core_time: the kernel's account of its process, if available.
-      answer: what it says of its world: `doing`, `idle` (in a step, and nowhere else), `compiles`, `crossed` (in a
-        collective of another world) and `stack`; None if it was not asked, or did not answer.
-      stack: its stack as faulthandler has written it, if it was asked and did not answer.
-      asked: whether it was asked.
+      reading: what the world is doing; None if nothing is known.
+      seen: fields of `inspection.inspect`, at least `pid` and `state`, which may also be UNSEEN.
     """
 
     name: str
-    pid: int
     reading: ActivityReading | None
-    process: str
-    core_time: CoreTime | None = None
-    answer: Mapping[str, Any] | None = None
-    stack: str = ""
-    asked: bool = False
+    seen: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, name: str, reading: ActivityReading, seen: Mapping[str, Any]) -> Sight:
-        """Return the sight of a rank in one of its worlds, from the result of `inspection.inspect`."""
-        account, answer = seen["core_time"], seen["answers"].get(str(reading.group))
-        account = None if account is None else CoreTime(*account)
-        return cls(name, seen["pid"], reading, seen["state"], account, answer, seen["stack"], seen["asked"])
+    @property
+    def answer(self) -> Mapping[str, Any]:
+        """What the rank says of the world (`Watchdog.describe`); empty if it was not asked, or did not answer."""
+        return {} if self.reading is None else self.seen.get("answers", {}).get(str(self.reading.group), {})
+
+    @property
+    def stack(self) -> str:
+        """The rank's stack, as it says or as faulthandler has written it; "" if unknown."""
+        return self.answer.get("stack", "") or self.seen.get("stack", "")
 
     @property
     def state(self) -> State:
         """The state of the rank."""
-        reading, answer = self.reading, self.answer
-        if self.process == GONE or (reading is not None and reading.phase == LEFT):
+        reading, answer, state = self.reading, self.answer, self.seen["state"]
+        if state == GONE or (reading is not None and reading.phase == LEFT):
             return State.LEFT
-        if self.process in (STOPPED, UNSEEN):
-            return State.STOPPED if self.process == STOPPED else State.UNSEEN
+        if state in (STOPPED, UNSEEN):
+            return State.STOPPED if state == STOPPED else State.UNSEEN
         if reading is not None and reading.inside:
             return State.HERE
-        if compiles(self.stack) or (answer is not None and answer["compiles"]):
+        if compiles(self.seen.get("stack", "")) or answer.get("compiles"):
             return State.COMPILES
-        if answer is not None:
+        if answer:
             return State.CROSSED if answer["crossed"] else State.AWAY
-        return State.SILENT if self.asked else State.AWAY
+        return State.SILENT if self.seen.get("asked") else State.AWAY
 
 
 class Action(Enum):
@@ -133,7 +120,7 @@ class _Rank:
 
     Attributes:
       sight: the latest one.
-      well: when it was last well.
+      well: when it was last well: in the operation, or compiling.
       nothing: since when it is known to do nothing; None if it does something.
       account: the latest account of its use of cores since it was well.
       core_use: its use of cores between the latest two.
@@ -145,48 +132,46 @@ class _Rank:
     well: float = 0.0
     nothing: float | None = None
     account: CoreTime | None = None
-    core_use: CoreUse = _NO_USE
+    core_use: CoreTime = CoreTime()
     excused: float = 0.0
     killed: float | None = None
 
     def see(self, sight: Sight, waited: float, most_excused: float) -> None:
         """Record a sight: when the rank was well, its use of cores, and since when it does nothing."""
-        self.sight, self.core_use = sight, _NO_USE
-        if sight.state.well:
+        self.sight, self.core_use, account = sight, CoreTime(), sight.seen.get("core_time")
+        if sight.state in (State.HERE, State.COMPILES):
             self.well, self.account, self.excused = waited, None, 0.0
-        elif sight.core_time is not None:
+        elif account is not None:
             if self.account is not None:
-                self.core_use = sight.core_time.use_since(self.account)
-            self.account = sight.core_time
-            self.excused = min(self.excused + self.core_use.wait, most_excused)
-        if not self.does_nothing:
-            self.nothing = None
-        elif self.nothing is None:
-            self.nothing = waited
+                self.core_use = CoreTime(*account).since(self.account)
+            self.account = CoreTime(*account)
+            self.excused = min(self.excused + self.core_use.queued, most_excused)
+        self.nothing = (waited if self.nothing is None else self.nothing) if self.does_nothing else None
 
     @property
     def does_nothing(self) -> bool:
         """Whether the rank is stopped, or in a step and asleep. Then it does not do anything that takes long."""
-        idle = self.sight.answer is not None and self.sight.answer["idle"]
         state = self.sight.state
-        return state is State.STOPPED or (state is State.AWAY and bool(idle) and self.core_use.sleeps)
+        return state is State.STOPPED or (
+            state is State.AWAY and self.sight.answer.get("idle", False) and self.core_use.sleeps
+        )
 
     def __str__(self) -> str:
-        sight, state, answer = self.sight, self.sight.state, self.sight.answer or {}
-        doing, stack = answer.get("doing", ""), answer.get("stack", "") or sight.stack
+        sight, state, reading, core_use = self.sight, self.sight.state, self.sight.reading, self.core_use
+        doing = sight.answer.get("doing", "")
         text = f"is {doing}" if doing and state in (State.AWAY, State.COMPILES) else state.value
         if state is State.STOPPED:
-            text += f" (SIGSTOP or Ctrl-Z); `kill -CONT {sight.pid}` there resumes it"
+            text += f" (SIGSTOP or Ctrl-Z); `kill -CONT {sight.seen['pid']}` there resumes it"
         if state is State.COMPILES:
             text += ". Compiling is not limited"
-        if sight.reading is not None and state is State.LEFT:
-            text += f": {sight.reading.about}"
-        elif sight.reading is not None and sight.reading.about:
-            text += f". {_seconds(sight.reading.seconds)} ago it began {sight.reading.about}"
-        if self.core_use.waits:
-            wait, span = _seconds(self.core_use.wait), _seconds(self.core_use.seconds)
-            text += f". It waited for a core for {wait} of the last {span}, which does not count"
-        return f"    {sight.name} {text}.{''.join(f'{chr(10)}        {row}' for row in stack.splitlines())}"
+        if reading is not None and state is State.LEFT:
+            text += f": {reading.about}"
+        elif reading is not None and reading.about:
+            text += f". {_seconds(reading.seconds)} ago it began {reading.about}"
+        if core_use.waits:
+            text += f". It waited for a core for {_seconds(core_use.queued)} of the last {_seconds(core_use.seconds)}, "
+            text += "which does not count"
+        return "\n        ".join([f"    {sight.name} {text}.", *sight.stack.splitlines()])
 
 
 class GroupWait:
@@ -200,6 +185,7 @@ class GroupWait:
 
     def __init__(self) -> None:
         self.waited, self.shortest, self.longest = 0.0, LONGEST, LONGEST
+        self._survives = self._patient = False
         self._judged = 0.0  # when the latest round was
         self._begun: dict[Any, int] = {}  # the operation of each rank that waits
         self._known: dict[Any, _Rank] = {}  # since the present operation began
@@ -213,8 +199,7 @@ class GroupWait:
     @property
     def next_round(self) -> float:
         """Seconds until the next round."""
-        soon = [deadline - self.waited for deadline in (self.longest, 2 * self.longest) if deadline > self.waited]
-        return max(0.25, min([_RARER * self.waited, *soon]))
+        return max(_SOONEST, _RARER * self.waited)
 
     def judge(self, sights: Mapping[Any, Sight], now: float) -> HangDecision | None:
         """Record what was seen in a round, and return what follows; None if nothing does.
@@ -227,15 +212,18 @@ class GroupWait:
         self._count(here, now)
         if not here:
             return None
-        self._set_limits(here.values())
+        given = next((reading.hang_timeout for reading in here.values() if reading.hang_timeout is not None), None)
+        usual = max((reading.usual for reading in here.values() if reading.usual is not None), default=None)
+        self.longest = LONGEST if given is None else given
+        self.shortest = default_limit(usual) if given is None else given
+        self._survives = any(reading.survives for reading in here.values())
+        self._patient = any(reading.phase == PATIENT for reading in here.values())
         ranks = {who: self._known.setdefault(who, _Rank(sight)) for who, sight in sights.items()}
         for who, rank in ranks.items():
             rank.see(sights[who], self.waited, _MOST_EXCUSED * self.longest)
-        survives = any(reading.survives for reading in here.values())
-        patient = any(reading.phase == PATIENT for reading in here.values())
         first = max(here, key=lambda who: here[who].seconds)
         head = f"{sights[first].name} has waited for {_seconds(self.waited)} in {here[first].about or 'a collective'}:"
-        return self._decide(head, ranks, survives=survives, patient=patient)
+        return self._decide(head, ranks)
 
     def _count(self, here: Mapping[Any, ActivityReading], now: float) -> None:
         """Count the time since the round before."""
@@ -248,62 +236,45 @@ class GroupWait:
         self.waited += passed
         self._judged, self._begun = now, begun
 
-    def _set_limits(self, here: Collection[ActivityReading]) -> None:
-        given = [reading.hang_timeout for reading in here if reading.hang_timeout is not None]
-        usual = [reading.usual for reading in here if reading.usual is not None]
-        self.longest = given[0] if given else LONGEST
-        self.shortest = given[0] if given else default_limit(max(usual, default=None))
-
-    def _decide(self, head: str, ranks: Mapping[Any, _Rank], *, survives: bool, patient: bool) -> HangDecision | None:
-        late, due = self._late(ranks, survives=survives, patient=patient)
-        if due:
+    def _decide(self, head: str, ranks: Mapping[Any, _Rank]) -> HangDecision | None:
+        times = {who: self._times_of_limit(rank) for who, rank in ranks.items()}
+        late = {who: rank for who, rank in ranks.items() if times[who] >= 1}
+        sure = {who for who in late if times[who] == inf or (times[who] >= 2 and (Action.REPORT, who) in self._reported)}
+        if not all(map(_is_crossed, late.values())):  # those wait for another rank
+            sure -= {who for who, rank in late.items() if _is_crossed(rank)}
+        if due := {who: rank for who, rank in late.items() if who in sure}:
             lives = any(rank.killed is not None and self.waited - rank.killed >= self.longest for rank in due.values())
-            if survives and not lives and _death_helps(due):
+            if self._can_lose(due) and not lives:
                 for rank in due.values():
                     rank.killed = rank.killed or self.waited
                 return self._new(Action.KILL, due, head, ranks, f"{_names(due)}: killed, and lost.")
             return self._new(Action.END, due, head, ranks, f"The job ends because of {_names(due)}.")
         if late:
-            return self._new(Action.REPORT, late, head, ranks, self._outlook(late, survives=survives))
+            return self._new(Action.REPORT, late, head, ranks, self._outlook(late))
         if self.waited >= self.longest:
             everyone_here = all(rank.sight.state is State.HERE for rank in ranks.values())
             rest = "all ranks are in it; its messages are slow, or were lost" if everyone_here else "no rank is stuck"
             return self._new(Action.NOTE, ranks, head, ranks, f"As far as is known, {rest}.")
         return None
 
-    def _late(
-        self, ranks: Mapping[Any, _Rank], *, survives: bool, patient: bool
-    ) -> tuple[dict[Any, _Rank], dict[Any, _Rank]]:
-        """Return the ranks that are past the first deadline, and those past the second."""
-        late, due = {}, {}
-        for who, rank in ranks.items():
-            state = rank.sight.state
-            if state.well or (patient and state in (State.AWAY, State.CROSSED)):
-                continue  # at the end of a world no rank waits for a result, so the others may be late
-            left = state is State.LEFT and self.waited >= _LEAVES_SECONDS
-            times = self._times_of_limit(rank, survives=survives)
-            if left or times >= 1:
-                late[who] = rank
-                if left or (times >= 2 and (Action.REPORT, who) in self._reported):
-                    due[who] = rank
-        if any(rank.sight.state is not State.CROSSED for rank in late.values()):  # they wait for another rank
-            due = {who: rank for who, rank in due.items() if rank.sight.state is not State.CROSSED}
-        return late, due
-
-    def _times_of_limit(self, rank: _Rank, *, survives: bool) -> float:
+    def _times_of_limit(self, rank: _Rank) -> float:
         """Return how long the others have waited for a rank, in multiples of the limit that applies to it.
 
         A rank that does nothing must be found so again and again: for a quarter of the limit before it is reported, and
         for the whole limit before it is killed. A single look may be a coincidence. Where the loss of a rank ends the
         job, that takes as long as for other ranks.
         """
+        state = rank.sight.state
+        if self._patient and state in (State.AWAY, State.CROSSED):
+            return 0.0  # at the end of a world no rank waits for a result, so the others may be late
+        if state is State.LEFT and self.waited >= _LEAVES_SECONDS:
+            return inf
         absent = self.waited - rank.well - rank.excused
-        times = absent / self.longest
         seen = 0.0 if rank.nothing is None else self.waited - rank.nothing
         if rank.nothing is None or seen < _SEEN * self.shortest:
-            return times
+            return absent / self.longest
         short = absent / self.shortest
-        return max(times, short if seen >= self.shortest and survives else min(short, 1.0))
+        return max(absent / self.longest, short if seen >= self.shortest and self._survives else min(short, 1.0))
 
     def _new(
         self, action: Action, about: Iterable[Any], head: str, ranks: Mapping[Any, _Rank], rest: str
@@ -318,9 +289,9 @@ class GroupWait:
         text = "\n".join([head, *map(str, missing[:_SHOWN]), *more, rest])
         return HangDecision(action, tuple(about), text)
 
-    def _outlook(self, late: Mapping[Any, _Rank], *, survives: bool) -> str:
+    def _outlook(self, late: Mapping[Any, _Rank]) -> str:
         """Return what happens if the late ranks do not come, and the setting that decides when."""
-        kills = survives and _death_helps(late)
+        kills = self._can_lose(late)
         what = f"{_names(late)} will be killed" if kills else "the job ends"
         soon = kills and all(rank.does_nothing for rank in late.values())
         until = 2 * (self.shortest if soon else self.longest)
@@ -335,6 +306,10 @@ class GroupWait:
         comes = f"{_names(late)} come{'s' * (len(late) == 1)}"
         return f"Unless {comes}, {what} when that is {until:.3g} s{without}. {setting}"
 
+    def _can_lose(self, ranks: Mapping[Any, _Rank]) -> bool:
+        """Return whether the others can continue without these ranks. They cannot if one waits in another world."""
+        return self._survives and not any(map(_is_crossed, ranks.values()))
+
 
 def default_limit(usual: float | None) -> float:
     """Return the limit for a rank that is known to do nothing, in seconds.
@@ -345,9 +320,8 @@ def default_limit(usual: float | None) -> float:
     return LONGEST if usual is None else min(max(_SHORTEST, _TIMES * usual), LONGEST)
 
 
-def _death_helps(ranks: Mapping[Any, _Rank]) -> bool:
-    """Return whether the others could continue without these ranks. They do not if one waits in another world."""
-    return all(rank.sight.state is not State.CROSSED for rank in ranks.values())
+def _is_crossed(rank: _Rank) -> bool:
+    return rank.sight.state is State.CROSSED
 
 
 def _names(ranks: Mapping[Any, _Rank]) -> str:

@@ -38,46 +38,33 @@ _COMPILES = os.path.join("jax", "_src", "compiler.py")
 
 
 class CoreTime(NamedTuple):
-    """The kernel's account of a process at one time: sums over its threads, in seconds.
+    """The kernel's account of a process up to a time, or between two times: sums over its threads, in seconds.
 
     Attributes:
-      at: the time, by a clock of its host.
+      seconds: the time by a clock of its host, or between the two; 0 if there was no earlier account.
       ran: for which threads ran on a core.
       queued: for which threads were ready to run and had no core.
     """
 
-    at: float
-    ran: float
-    queued: float
-
-    def use_since(self, earlier: CoreTime) -> CoreUse:
-        """Return the use of cores since an earlier account."""
-        seconds, ran = self.at - earlier.at, max(0.0, self.ran - earlier.ran)  # threads may have ended
-        return CoreUse(seconds, ran, min(max(self.queued - earlier.queued, 0.0), seconds))
-
-
-class CoreUse(NamedTuple):
-    """What a process did between two accounts.
-
-    Attributes:
-      seconds: the time between them; 0 if there was none before.
-      ran: seconds for which its threads ran on a core.
-      wait: seconds for which it waited for a core.
-    """
-
     seconds: float = 0.0
     ran: float = 0.0
-    wait: float = 0.0
+    queued: float = 0.0
+
+    def since(self, earlier: CoreTime) -> CoreTime:
+        """Return the use of cores since an earlier account; waits of several threads count once."""
+        seconds = self.seconds - earlier.seconds
+        ran, queued = (max(0.0, own - other) for own, other in zip(self[1:], earlier[1:], strict=True))  # threads end
+        return CoreTime(seconds, ran, min(queued, seconds))
 
     @property
     def waits(self) -> bool:
-        """Whether waits for a core are a notable part of the time."""
-        return self.wait > _NOTABLE * self.seconds
+        """Whether waits for a core are a notable part of the time between two accounts."""
+        return self.queued > _NOTABLE * self.seconds
 
     @property
     def sleeps(self) -> bool:
-        """Whether the process neither ran nor waited for a core, but for its housekeeping."""
-        return self.seconds > 0 and self.ran + self.wait < _HOUSEKEEPING * self.seconds
+        """Whether the process neither ran nor waited for a core between two accounts, but for its housekeeping."""
+        return self.seconds > 0 and self.ran + self.queued < _HOUSEKEEPING * self.seconds
 
 
 def core_time(pid: int) -> CoreTime | None:
@@ -112,13 +99,13 @@ def inspect(record: ActivityRecord, pid: int, detailed: bool) -> dict[str, Any]:
       pid, worlds: the pid, and what each watched world is doing (`ActivityReading`).
       state: GONE, STOPPED or RUNS.
       core_time: the kernel's account; None if it is inside all operations.
-      answers: what it says of its worlds, by group.
+      answers: what it says of its worlds, by group (`Watchdog.describe`).
       stack: its stack as faulthandler writes it, if it does not answer.
       asked: whether it was asked.
     """
     worlds, state = record.read(), state_of(pid)
     asked = detailed and state == RUNS and not all(reading.inside for reading in worlds)
-    answers = ask(record.socket.decode()) if asked else {}
+    answers = ask(str(record.socket, "utf8")) if asked else {}
     stack = written_stacks(pid, record.stacks) if asked and not answers else ""
     before, worlds = worlds, record.read()
     if [reading[:5] for reading in before] != [reading[:5] for reading in worlds]:  # it has moved on since
@@ -142,12 +129,7 @@ def ask(name: str) -> dict[str, dict[str, Any]]:
 
 
 def answer(name: str, says: Callable[[], dict[str, dict[str, Any]]]) -> None:
-    """Answer at a socket of this name from now on, in a thread.
-
-    Args:
-      name: the name, in the abstract space of this host.
-      says: returns the answer.
-    """
+    """Send what `says` returns to whoever connects to the abstract socket of this name, from now on, in a thread."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"\0{name}")
     server.listen()
@@ -166,11 +148,8 @@ def answer(name: str, says: Callable[[], dict[str, dict[str, Any]]]) -> None:
 
 
 def write_stacks_upon_signal() -> int:
-    """Have this process write the stacks of its threads to memory upon SIGURG.
-
-    Returns:
-      The memory's descriptor, for `written_stacks`. -1 on other systems than Linux, or if the program uses the signal
-      itself.
+    """Have this process write the stacks of its threads to memory upon SIGURG. Returns the memory's descriptor; -1 on
+    other systems than Linux, or if the program uses the signal itself.
     """
     if not hasattr(os, "memfd_create") or signal.getsignal(signal.SIGURG) not in (signal.SIG_DFL, signal.SIG_IGN):
         return -1

@@ -45,21 +45,19 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None  # None: no rank waits
         self._stopped = False
 
-    def take_down(self, process: ProcessState, said: Mapping[str, Any]) -> bool:
-        """Record a report. Returns whether it was one for this class."""
-        if "waits" in said:
-            if self._timer is None and not self._stopped:
-                self._look()
-            return True
-        if "look" not in said:
-            return False
+    def note_wait(self) -> None:
+        """Begin to look at the ranks: one of them waits."""
+        if self._timer is None and not self._stopped:
+            self._look()
+
+    def note_look(self, process: ProcessState, said: Mapping[str, Any]) -> None:
+        """Record what the parent of a process has seen."""
         self._seen[process] = said
         if said["look"] == self._number:
             self._open.discard(process)
             if not self._open and self._timer is not None:
                 self._timer.cancel()
                 self._judge()
-        return True
 
     def stop(self) -> None:
         """End the watch: the job has ended, or is being ended."""
@@ -92,27 +90,24 @@ class Watch:
     def _sights(self) -> dict[int, dict[ProcessState, Sight]]:
         """Return what was seen of the processes of each group."""
         groups: defaultdict[int, dict[ProcessState, Sight]] = defaultdict(dict)
+        silent = {process for process in self._open if not process.over}
         for process, seen in self._seen.items():
-            unseen = process in self._open and not process.over
-            state = GONE if process.over else UNSEEN if unseen else seen["state"]
+            now = {"state": GONE} if process.over else {"state": UNSEEN, "core_time": None} if process in silent else {}
             for reading in (ActivityReading(*fields) for fields in seen["worlds"]):
-                if state == GONE and reading.survives:
-                    continue  # MPI itself reports a dead process to the others if they can continue without it
-                known = {**seen, "state": state, "core_time": None if unseen else seen["core_time"]}
-                groups[reading.group][process] = Sight.of(str(process), reading, known)
-        for process in self._open - self._seen.keys():  # in which world it is, is unknown
+                if not (process.over and reading.survives):  # else MPI itself reports its end to the others
+                    groups[reading.group][process] = Sight(str(process), reading, {**seen, **now})
+        for process in silent - self._seen.keys():  # in which world it is, is unknown
             for sights in groups.values():
-                if process.worlds and not process.over:
-                    sights[process] = Sight(str(process), process.pid, None, UNSEEN)
+                if process.worlds:
+                    sights[process] = Sight(str(process), None, {"pid": process.pid, "state": UNSEEN})
         return groups
 
     def _act(self, decision: HangDecision) -> None:
         with suppress(OSError):  # nobody may read it any more, and stuck ranks are killed all the same
             sys.stderr.write(f"adaptive run: {decision.text}\n")
             sys.stderr.flush()
-        if decision.action is Action.KILL and all(map(self._kill, decision.ranks)):
-            return
-        if decision.action in (Action.KILL, Action.END):
+        kills = decision.action is Action.KILL and all(map(self._kill, decision.ranks))
+        if decision.action in (Action.KILL, Action.END) and not kills:
             self._end()
 
     def _kill(self, process: ProcessState) -> bool:

@@ -71,11 +71,7 @@ def check_hang_timeout(hang_timeout: Any) -> float | None:
 
 
 def check_same(hang_timeouts: Sequence[float | None]) -> None:
-    """Raise unless all ranks have the same setting.
-
-    Raises:
-      DisagreementError: it differs. On every rank.
-    """
+    """Raise DisagreementError, on every rank, unless all ranks have the same setting."""
     if len(set(hang_timeouts)) > 1:
         words = ["the default" if seconds is None else f"{seconds:g}" for seconds in hang_timeouts[:_SHOWN]]
         given = ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(words))
@@ -112,15 +108,14 @@ class Watchdog:
         self.activity = transport.activity = self._process.new_activity()
         self._watched = weakref.ref(transport, lambda _: self.close("it has dropped its world without closing it"))
         self._survives, self._wait, self._next = transport.survives, GroupWait(), 0.0
-        self._seen: list[tuple[str, int, ActivityRecord]] = []  # the other ranks of this host: names, pids and records
-        self._hidden: list[str] = []  # names of the ranks of other hosts
-        self._name = ""
+        self._seen: dict[str, tuple[int, ActivityRecord]] = {}  # the other ranks of this host, by name
+        self._hidden = self._name = ""  # names of the ranks of other hosts, and of this one
         self.group = 0
         atexit.register(self._at_exit)
         self._process.watchdogs.append(self)
 
     def watch(self, world: Hashable, everyone: Sequence[Process], rank: int) -> None:
-        """Watch these ranks from now on.
+        """Watch the processes of a world from now on.
 
         Args:
           world: identifies the world, on all of them.
@@ -131,14 +126,14 @@ class Watchdog:
         self.activity.watch(self.group, self._survives, self._hang_timeout)
         if not self._process.watches:
             return
-        here, self._seen, self._hidden = everyone[rank], [], []
+        here, self._seen, hidden = everyone[rank], {}, []
         self._name = f"rank {rank} ({here})"
         for name, process in ((f"rank {n} ({each})", each) for n, each in enumerate(everyone) if each != here):
-            record = ActivityRecord.of(process.pid) if process.host == here.host else None
-            if record is None:
-                self._hidden.append(name)
+            if process.host == here.host and (record := ActivityRecord.of(process.pid)) is not None:
+                self._seen[name] = process.pid, record
             else:
-                self._seen.append((name, process.pid, record))
+                hidden.append(name)
+        self._hidden = ", ".join(hidden[:_SHOWN])
 
     def close(self, why: str = "") -> None:
         """Stop watching. If this rank leaves the others early, record the reason `why` for them."""
@@ -160,7 +155,9 @@ class Watchdog:
         self.close(f"its script is over, {how}. The last that it took part in is {self.activity.about or 'none'}")
 
     def describe(self) -> dict[str, Any]:
-        """Return what the threads that use this world are doing: the field `answer` of a `hangs.Sight`."""
+        """Return what the threads that use this world are doing, as JSON: `doing`, in words; `idle`, in a step and
+        nowhere else; `compiles`; `crossed`, in a collective of another world; and `stack`.
+        """
         transport = self._watched()
         threads = {} if transport is None else transport.threads
         idents = [ident for ident, name in list(threads.items()) if name != FAILURE_THREAD]
@@ -182,30 +179,26 @@ class Watchdog:
     # --- without the launcher -----------------------------------------------------------------------------------------
 
     def check(self, own: ActivityReading) -> None:
-        """Look at the other ranks of this host if this one waits, and act on what is seen.
-
-        Args:
-          own: what this world is doing.
-        """
+        """Look at the other ranks of this host if this one waits, according to its own reading, and act on that."""
         now = time.monotonic()
         if not own.inside or own.seconds < _WAITS_SECONDS or now < self._next:
             return
-        sights = {self._pid: Sight(self._name, self._pid, own, inspection.RUNS)}
-        for name, pid, record in self._seen:
-            reading = next((reading for reading in record.read() if reading.group == self.group), None)
-            state = inspection.state_of(pid)
-            if reading is None or (state == inspection.GONE and self._survives):
+        sights = {self._pid: Sight(self._name, own, {"pid": self._pid, "state": inspection.RUNS})}
+        for name, (pid, record) in self._seen.items():
+            seen = inspection.inspect(record, pid, self._wait.wants_details)
+            reading = next((reading for reading in seen["worlds"] if reading.group == self.group), None)
+            if reading is None or (seen["state"] == inspection.GONE and self._survives):
                 continue
-            if pid < self._pid and reading.inside and state == inspection.RUNS:
+            if pid < self._pid and reading.inside and seen["state"] == inspection.RUNS:
                 return  # that rank looks at the others
-            sights[pid] = Sight.of(name, reading, inspection.inspect(record, pid, self._wait.wants_details))
+            sights[pid] = Sight(name, reading, seen)
         decision = self._wait.judge(sights, now)
         self._next = now + self._wait.next_round
-        if decision is not None:
-            hidden = f" The ranks of other hosts cannot be seen from here: {', '.join(self._hidden[:_SHOWN])}."
-            is_note = decision.action is Action.NOTE
-            text = decision.text + hidden * (is_note and bool(self._hidden))
-            _log.log(logging.WARNING if is_note else logging.ERROR, text)
+        if decision is not None and decision.action is Action.NOTE:
+            hidden = f" The ranks of other hosts cannot be seen from here: {self._hidden}." if self._hidden else ""
+            _log.warning(decision.text + hidden)
+        elif decision is not None:
+            _log.error(decision.text)
             if decision.action is Action.KILL:
                 _kill(decision.ranks)
             elif decision.action is Action.END:
@@ -227,7 +220,7 @@ class Watchdog:
 
         time.sleep(_SECONDS_TO_PRINT)
         # An MPI that survives losses does not end the others.
-        _kill([pid for _, pid, _ in self._seen] if self._survives else stuck)
+        _kill([pid for pid, _ in self._seen.values()] if self._survives else stuck)
         ending = threading.Thread(target=end, name="adaptive-abort", daemon=True)
         ending.start()
         ending.join(_SECONDS_TO_ABORT)
@@ -235,11 +228,8 @@ class Watchdog:
 
 
 class _ThisProcess:
-    """What all worlds of this process share.
-
-    Attributes:
-      watchdogs: those of its worlds.
-      watches: whether this process watches others, because the launcher does not.
+    """What all worlds of this process share: its record, the `watchdogs` of its worlds, and whether this process
+    `watches` others, because the launcher does not.
     """
 
     def __init__(self) -> None:

@@ -12,24 +12,29 @@ from launchers.hangs import UNSEEN, Action, GroupWait, Sight, default_limit
 from launchers.inspection import GONE, RUNS, STOPPED, CoreTime
 
 READING = ActivityReading(1, False, 60.0, OUTSIDE, 7, 1.0, "message 1 of step 6", None)
-HERE = Sight("rank 0", 10, READING._replace(phase=INSIDE, begun=8, about="message 1 of step 7"), RUNS)
-ASLEEP = CoreTime(0.0, 1.0, 0.0)
+HERE = Sight("rank 0", READING._replace(phase=INSIDE, begun=8, about="message 1 of step 7"), {"pid": 10, "state": RUNS})
 
 
-def says(doing: str = "in evaluate", **more: object) -> Sight:
+def rank_1(state: str = RUNS, reading: ActivityReading = READING, **seen: object) -> Sight:
+    return Sight("rank 1", reading, {"pid": 11, "state": state, "answers": {}, "stack": "", "asked": False, **seen})
+
+
+def says(doing: str = "in evaluate", core_time: CoreTime | None = None, **more: object) -> Sight:
     """A rank that is elsewhere, and answers."""
     answer = {"doing": doing, "idle": doing == "in a step", "compiles": False, "crossed": False, "stack": "", **more}
-    return Sight("rank 1", 11, READING, RUNS, answer=answer, asked=True)
+    return rank_1(answers={"1": answer}, asked=True, core_time=core_time)
 
 
+ASLEEP = CoreTime(0.0, 1.0, 0.0)
+SILENT = {"asked": True, "stack": "Current thread 0x1:\n  in match"}
 ELSEWHERE = {
     "away": says(),
     "crossed": says(crossed=True),
-    "silent": replace(says(), answer=None, stack="Current thread 0x1:\n  in match"),
-    "stopped": replace(says(), answer=None, process=STOPPED),
-    "unseen": replace(says(), answer=None, process=UNSEEN),
-    "not asked": replace(says(), answer=None, asked=False),
-    "stopped in the operation": replace(HERE, name="rank 1", pid=11, process=STOPPED),
+    "silent": rank_1(**SILENT),
+    "stopped": rank_1(STOPPED),
+    "unseen": rank_1(UNSEEN),
+    "not asked": rank_1(),
+    "stopped in the operation": rank_1(STOPPED, HERE.reading),
 }
 
 
@@ -56,8 +61,8 @@ class Watching:
             other = self.other(self.now)
             here = replace(HERE, reading=HERE.reading._replace(**waits))
             other = replace(other, reading=other.reading._replace(**theirs))
-            if other.core_time is not None:
-                other = replace(other, core_time=other.core_time._replace(at=self.now))
+            if (account := other.seen.get("core_time")) is not None:
+                other = replace(other, seen={**other.seen, "core_time": account._replace(seconds=self.now)})
             if decision := self.wait.judge({0: here, 1: other}, self.now):
                 self.did.append((self.now, decision.action, decision.ranks))
                 self.said.append(decision.text)
@@ -112,7 +117,7 @@ def test_ranks_in_another_worlds_collective_wait_for_others():
 @pytest.mark.parametrize("gone", [False, True])
 def test_ranks_that_will_never_come_are_not_waited_for(gone, survives):
     left = READING._replace(phase=LEFT, about="its script is over, by OSError: no")
-    watching = Watching(replace(says(), process=GONE) if gone else replace(says(), reading=left), survives=survives)
+    watching = Watching(rank_1(GONE) if gone else rank_1(reading=left), survives=survives)
     assert watching.until(59.0) == [(1.0, Action.KILL if survives else Action.END, (1,))]
     assert gone or "rank 1 has ended: its script is over, by OSError: no." in watching.said[0]
 
@@ -120,7 +125,7 @@ def test_ranks_that_will_never_come_are_not_waited_for(gone, survives):
 @pytest.mark.parametrize(("other", "phase", "said"), [
     (replace(HERE, name="rank 1"), INSIDE, "As far as is known, all ranks are in it; its messages are slow, or were "),
     (says(compiles=True), INSIDE, "As far as is known, no rank is stuck."),
-    (replace(ELSEWHERE["silent"], stack='File ".../jax/_src/compiler.py", line 9 in compile'), INSIDE, "no rank is"),
+    (rank_1(asked=True, stack='File ".../jax/_src/compiler.py", line 9 in compile'), INSIDE, "no rank is"),
     (says(), PATIENT, "As far as is known, no rank is stuck."),  # at the end of the world
     (ELSEWHERE["crossed"], PATIENT, "As far as is known, no rank is stuck."),
 ])  # fmt: skip
@@ -138,7 +143,7 @@ def test_time_counts_since_a_rank_was_well():
 
 def test_waits_for_a_core_do_not_count():
     """Of the time after the first 30 s, the rank waits for a core for a half."""
-    watching = Watching(lambda now: replace(says(), core_time=CoreTime(now, 0.0, max(0.0, now - 30.0) / 2)))
+    watching = Watching(lambda now: says(core_time=CoreTime(now, 0.0, max(0.0, now - 30.0) / 2)))
     assert [(now, action) for now, action, _ in watching.until(95.0)] == [(60.0, Action.NOTE), (90.0, Action.REPORT)]
     assert "that is 120 s, without waits for a core. " in watching.said[1]
     assert "It waited for a core for 0.1 s of the last 0.2 s, which does not count" in watching.said[1]
@@ -156,7 +161,7 @@ def test_another_operation_is_waited_for_anew():
 
 
 @pytest.mark.parametrize("usual", [0.01, 0.5])
-@pytest.mark.parametrize("other", [ELSEWHERE["stopped"], replace(says("in a step"), core_time=ASLEEP)])
+@pytest.mark.parametrize("other", [ELSEWHERE["stopped"], says("in a step", ASLEEP)])
 def test_by_default_a_rank_that_does_nothing_is_killed_early(other, usual):
     """The limit is ten times that of an operation, and at least two seconds."""
     watching, limit = Watching(other, survives=True, hang_timeout=None, usual=usual), max(2.0, 10 * usual)
@@ -174,9 +179,9 @@ def test_a_rank_must_have_done_nothing_for_as_long_as_the_limit():
 
 
 @pytest.mark.parametrize(("other", "survives", "usual"), [
-    (replace(says(), core_time=ASLEEP), True, 0.1),
+    (says(core_time=ASLEEP), True, 0.1),
     (says("in a step"), True, 0.1),  # whether it sleeps is unknown
-    (replace(ELSEWHERE["silent"], core_time=ASLEEP), True, 0.1),
+    (rank_1(**SILENT, core_time=ASLEEP), True, 0.1),
     (ELSEWHERE["stopped"], False, 0.1),
     (ELSEWHERE["stopped"], True, None),  # too few operations
 ])  # fmt: skip

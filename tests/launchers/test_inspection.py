@@ -14,7 +14,7 @@ import pytest
 
 from launchers import inspection
 from launchers.activity import ActivityRecord
-from launchers.inspection import GONE, RUNS, STOPPED, CoreTime, CoreUse, core_time
+from launchers.inspection import GONE, RUNS, STOPPED, CoreTime, core_time
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -145,9 +145,9 @@ def test_a_process_among_many_on_one_core_waits_for_it():
             process.stdout.readline()
         before = core_time(loops[0].pid)
         time.sleep(1.0)
-        use = core_time(loops[0].pid).use_since(before)
+        use = core_time(loops[0].pid).since(before)
         assert use.waits
-        assert use.wait > use.ran
+        assert use.queued > use.ran
     finally:
         for process in loops:
             process.kill()
@@ -160,23 +160,19 @@ def test_a_process_that_sleeps_uses_no_core():
         time.sleep(0.2)
         before = core_time(sleeps.pid)
         time.sleep(0.1)
-        assert core_time(sleeps.pid).use_since(before).sleeps
+        assert core_time(sleeps.pid).since(before).sleeps
         sleeps.kill()
     assert core_time(2**30) is None
 
 
-def test_waits_of_several_threads_count_once():
-    before = CoreTime(10.0, 1.0, 2.0)
-    assert CoreTime(15.0, 1.0, 4.5).use_since(before) == (5.0, 0.0, 2.5)
-    assert CoreTime(15.0, 1.0, 30.0).use_since(before).wait == 5.0
-    assert CoreTime(15.0, 0.5, 1.5).use_since(before) == (5.0, 0.0, 0.0)  # threads have ended
-
-
-@pytest.mark.parametrize(("use", "waits", "sleeps"), [
-    (CoreUse(), False, False),
-    (CoreUse(10.0, 0.01, 0.01), False, True),
-    (CoreUse(10.0, 1.0, 0.0), False, False),
-    (CoreUse(10.0, 0.1, 8.0), True, False),
+@pytest.mark.parametrize(("later", "use", "waits", "sleeps"), [
+    (CoreTime(10.0, 1.0, 2.0), (0.0, 0.0, 0.0), False, False),
+    (CoreTime(20.0, 1.01, 2.01), (10.0, 0.01, 0.01), False, True),
+    (CoreTime(20.0, 2.0, 2.0), (10.0, 1.0, 0.0), False, False),
+    (CoreTime(15.0, 1.0, 30.0), (5.0, 0.0, 5.0), True, False),  # waits of several threads count once
+    (CoreTime(15.0, 0.5, 1.5), (5.0, 0.0, 0.0), False, True),  # threads have ended
 ])  # fmt: skip
-def test_activity_of_a_process(use, waits, sleeps):
-    assert (use.waits, use.sleeps) == (waits, sleeps)
+def test_use_of_cores_between_two_accounts(later, use, waits, sleeps):
+    found = later.since(CoreTime(10.0, 1.0, 2.0))
+    assert found == pytest.approx(use)
+    assert (found.waits, found.sleeps) == (waits, sleeps)

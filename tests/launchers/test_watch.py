@@ -56,7 +56,7 @@ class Job:
         reading = ActivityReading(5, self.survives, 2.0, phase, 9, self.waited, "message 1", None)
         said = {"pid": 100 + rank, "worlds": [list(reading)], "state": self.states[rank]}
         said |= {"core_time": None, "answers": {}, "stack": "in a loop", "asked": phase == OUTSIDE}
-        self.watch.take_down(self.ranks[rank], {"look": number, **said})
+        self.watch.note_look(self.ranks[rank], {"look": number, **said})
 
     def play(self, monkeypatch, rounds=40):
         """Begin with rank 0's report that it waits, and let so many rounds happen. Returns the printed text."""
@@ -65,8 +65,7 @@ class Job:
         monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: self.waited))
 
         async def scene():
-            assert self.watch.take_down(self.ranks[0], {"waits": True})
-            assert not self.watch.take_down(self.ranks[0], {"ends": 0})
+            self.watch.note_wait()
             while len(self.looked) < rounds and not self.ended and self.watch._timer is not None:
                 await asyncio.sleep(0.001)
             self.watch.stop()
@@ -132,5 +131,5 @@ def test_nobody_is_looked_at_when_no_rank_waits(monkeypatch):
     job.phases = [OUTSIDE, OUTSIDE]
     job.play(monkeypatch)
     assert len(job.looked) == 1
-    assert job.watch.take_down(job.ranks[0], {"waits": True})  # after the end of the watch
+    job.watch.note_wait()  # after the end of the watch
     assert len(job.looked) == 1
