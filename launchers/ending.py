@@ -6,9 +6,11 @@ them on to `adaptive run`, whose address is in an environment variable. Lines ha
     token    first line: the job's secret, with the identity of the process; from the supervisor
     pid      the process that reports from now on, if it is another one, which a command has started
     making   whether the process is making a world of all processes, and so waits for all of them
-    world    number of worlds that the process is in; training continues if it dies inside one
+    worlds   number of worlds that the process is in; training continues if it dies inside one
     joined   a spawned process has become a member of the job
+    saved    step of a checkpoint that is on the disk
     ends     exit code, sent as soon as it is known, at the latest when Python ends
+    heard    with `ends`: whether all processes raise the error by which it ends
     error    the traceback or text by which it ends, to be printed in one piece
     left     the process leaves for good while the others continue (`leave_job`)
     exited   exit status, from the supervisor
@@ -100,13 +102,13 @@ def making_world(of_all: bool) -> Iterator[None]:
 def world_made() -> None:
     """Report that training continues from now on if this process dies."""
     _me.worlds += 1
-    _say(world=_me.worlds)
+    _say(worlds=_me.worlds)
 
 
 def world_ended() -> None:
     """Report that a world has ended on all processes."""
     _me.worlds -= 1
-    _say(world=_me.worlds)
+    _say(worlds=_me.worlds)
 
 
 def joined() -> None:

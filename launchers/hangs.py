@@ -40,6 +40,7 @@ _SOONEST, _RARER = 0.25, 1 / 8  # seconds until the next round, and as a fractio
 _LATE_SECONDS = 3.0  # for which a round may be late; more means that the observer itself did not run
 _LEAVES_SECONDS = 1.0  # for the others to end by themselves when a rank has left
 UNSEEN = "unseen"  # the state of a process of which nothing is known now
+_NO_USE = CoreTime()
 _SHOWN = 8  # ranks with their stacks in a report; even a thousand ranks are mostly stuck in one place
 
 
@@ -132,13 +133,13 @@ class _Rank:
     well: float = 0.0
     nothing: float | None = None
     account: CoreTime | None = None
-    core_use: CoreTime = CoreTime()
+    core_use: CoreTime = _NO_USE
     excused: float = 0.0
     killed: float | None = None
 
     def see(self, sight: Sight, waited: float, most_excused: float) -> None:
         """Record a sight: when the rank was well, its use of cores, and since when it does nothing."""
-        self.sight, self.core_use, account = sight, CoreTime(), sight.seen.get("core_time")
+        self.sight, self.core_use, account = sight, _NO_USE, sight.seen.get("core_time")
         if sight.state in (State.HERE, State.COMPILES):
             self.well, self.account, self.excused = waited, None, 0.0
         elif account is not None:
@@ -239,10 +240,14 @@ class GroupWait:
     def _decide(self, head: str, ranks: Mapping[Any, _Rank]) -> HangDecision | None:
         times = {who: self._times_of_limit(rank) for who, rank in ranks.items()}
         late = {who: rank for who, rank in ranks.items() if times[who] >= 1}
-        sure = {who for who in late if times[who] == inf or (times[who] >= 2 and (Action.REPORT, who) in self._reported)}
-        if not all(map(_is_crossed, late.values())):  # those wait for another rank
-            sure -= {who for who, rank in late.items() if _is_crossed(rank)}
-        if due := {who: rank for who, rank in late.items() if who in sure}:
+        waits_for_another = not all(map(_is_crossed, late.values()))  # each that is in another world's collective
+        due = {
+            who: rank
+            for who, rank in late.items()
+            if (times[who] == inf or (times[who] >= 2 and (Action.REPORT, who) in self._reported))
+            and not (waits_for_another and _is_crossed(rank))
+        }
+        if due:
             lives = any(rank.killed is not None and self.waited - rank.killed >= self.longest for rank in due.values())
             if self._can_lose(due) and not lives:
                 for rank in due.values():

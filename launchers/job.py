@@ -19,7 +19,7 @@ import psutil
 from .ending import LAUNCHER, LONGEST_LINE, give_up_after
 from .restarts import JobEnd
 from .supervisor import end_with
-from .verdict import ProcessState, reason_to_end, remark, verdict
+from .verdict import ProcessState, reason_to_end, remark, say, verdict
 from .watch import Watch
 
 AFTER_SECONDS = 2.0  # from the end of the program to that of its launcher; from one rank's error to the others' end
@@ -37,18 +37,10 @@ class Job:
       environ: the environment of mpirun.
       grace: seconds between a signal that ends the job and the forced end of the remaining ranks.
       host_timeout: seconds after which the job is ended if a host does not answer.
-      addresses: addresses of this host, at which ranks on this and other hosts can reach it.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        grace: float,
-        host_timeout: float,
-        addresses: Sequence[str],
-    ):
-        self._command, self._environ, self._addresses = list(command), dict(environ), addresses
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], grace: float, host_timeout: float):
+        self._command, self._environ = list(command), dict(environ)
         self._grace, self._host_timeout = grace, host_timeout
         self._token = secrets.token_hex(16)
         self._processes: list[ProcessState] = []
@@ -56,17 +48,16 @@ class Job:
         self._talks: set[asyncio.Task] = set()
         self._errors: dict[str, ProcessState] = {}  # the first process that ended by each error
         self._ended: list[ProcessState] = []  # in the order in which they ended
-        self._cut_off: ProcessState | None = None  # of a host that does not answer, for which the job is ended
         self._ended_by: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
         self._forced = False  # this process has ended mpirun
+        self._cut_off = self._stuck = False  # because a host does not answer, or because of stuck ranks
         self._saved: int | None = None  # the step of the newest checkpoint on the disk
         self._watch = Watch(self._processes, self._send, self._end_stuck)
-        self._stuck = False  # the job was ended because ranks are stuck
 
-    async def run(self, announce: Callable[[], object] = lambda: None) -> int:
-        """Start the job, wait for its end, and return its exit code.
+    async def run(self, announce: Callable[[], object] = lambda: None) -> JobEnd:
+        """Start the job, wait for its end, and return how it has ended.
 
         Args:
           announce: called before the job starts, after the signal handlers are installed.
@@ -77,11 +68,11 @@ class Job:
         announce()
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET, limit=LONGEST_LINE)
         port = server.sockets[0].getsockname()[1]
-        names = [f"{address}:{port}" for address in self._addresses]
+        names = [f"{address}:{port}" for address in addresses()]
         self._environ[LAUNCHER] = " ".join([self._token, str(self._host_timeout), socket.gethostname(), *names])
         if self._ended_by is not None:
             server.close()
-            return 128 + self._ended_by
+            return JobEnd(128 + self._ended_by, self._ended_by, None)
         own_pid = os.getpid()
         self._launcher = await asyncio.create_subprocess_exec(
             *self._command,
@@ -97,16 +88,12 @@ class Job:
         if self._talks:
             await asyncio.wait(self._talks, timeout=LAST_WORDS_SECONDS)
         server.close()
-        return self._verdict(own)
+        return JobEnd(self._code(own if own >= 0 else 128 - own), self._ended_by, self._saved)
 
-    def end(self, code: int) -> JobEnd:
-        """Return how the job has ended, given the result of `run`."""
-        return JobEnd(code, self._ended_by, self._saved)
-
-    def _verdict(self, own: int) -> int:
-        if self._cut_off is not None and self._ended_by is None:
-            return 128 + signal.SIGKILL  # by which its ranks end
-        own = own if own >= 0 else 128 - own
+    def _code(self, own: int) -> int:
+        """Return the exit code of the job, given that of mpirun."""
+        if self._cut_off and self._ended_by is None:
+            return 128 + signal.SIGKILL  # by which the ranks of the host end
         self._say_why()
         quiet = [process for process in self._processes if process not in self._ended]
         for process in quiet:
@@ -114,7 +101,7 @@ class Job:
             process.connected = False
         cut_short = [process for process in quiet if process.cut_short and process.counts]
         if cut_short and not self._forced:
-            sys.stderr.write(f"adaptive run: mpirun ended with {own} while {cut_short[0]} was running.\n")
+            say(f"mpirun ended with {own} while {cut_short[0]} was running.")
         code = verdict(self._in_order(), None if self._forced else own)
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
@@ -135,7 +122,7 @@ class Job:
         try:
             said = json.loads(await reader.readline())
             if secrets.compare_digest(str(said["token"]), self._token):
-                process = self._introduced(said, writer)
+                process = self._introduced(writer, **said)
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
         except (ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
@@ -149,9 +136,9 @@ class Job:
             process.connected = False
             self._look_at(process)
 
-    def _introduced(self, said: Mapping[str, Any], writer: asyncio.StreamWriter) -> ProcessState:
+    def _introduced(self, writer: asyncio.StreamWriter, token: str, **said: Any) -> ProcessState:
         """Return the new process of an introduction."""
-        process = ProcessState(**{name: value for name, value in said.items() if name != "token"})
+        process = ProcessState(**said)
         self._processes.append(process)
         self._writers[process] = writer
         if self._ended_by is not None:  # the process connected after the signal was passed on
@@ -171,39 +158,24 @@ class Job:
         sys.stderr.flush()
 
     def _take_down(self, process: ProcessState, said: Mapping[str, Any]) -> None:
-        if self._watch.take_down(process, said):
-            return
-        if "error" in said:
+        if "waits" in said:
+            self._watch.note_wait()
+        elif "look" in said:
+            self._watch.note_look(process, said)
+        elif "error" in said:
             self._print_error(process, str(said["error"]))
-        if process.cut_short:  # its reports from now on are consequences of our ending the job
-            return
-        if "saved" in said:
-            self._saved = max(int(said["saved"]), self._saved or 0)
-        process.pid = said.get("pid", process.pid)
-        process.worlds = said.get("world", process.worlds)
-        process.worked |= process.worlds > 0
-        process.making = bool(said.get("making", process.making))
-        process.joined |= "joined" in said
-        process.left |= "left" in said
-        if "ends" in said and process.is_command:
-            process.worlds = 0  # the command may go on
-        elif process.ended is None:
-            if "ends" in said:
-                process.ended, process.heard = int(said["ends"]), bool(said.get("heard"))
-            elif said.get("exited") or ("exited" in said and process.worlds == 0):
-                process.ended = int(said["exited"])
-        if "killed" in said:
-            process.killed = int(said["killed"])
-        if "killed" in said or "exited" in said:
-            process.connected = False
-        self._look_at(process)
+        elif not process.cut_short:  # else its reports are consequences of our ending the job
+            if "saved" in said:
+                self._saved = max(said["saved"], self._saved or 0)
+            process.update(said)
+            self._look_at(process)
 
     def _look_at(self, process: ProcessState) -> None:
         """Record a process's end if it is known now, and check whether the job has to be ended."""
         if process.over and process not in self._ended:
             self._ended.append(process)
             if (text := remark(process)) and not self._forced:
-                sys.stderr.write(f"adaptive run: {text}\n")
+                say(text)
         self._look_again()
 
     def _in_order(self) -> list[ProcessState]:
@@ -225,15 +197,13 @@ class Job:
 
     def _say_why(self) -> None:
         if not self._forced and self._ended_by is None and (why := reason_to_end(self._in_order())):
-            sys.stderr.write(f"adaptive run: {why}\n")
+            say(why)
 
     def _end_without(self, process: ProcessState) -> None:
         """End the job because a process's host does not answer. The process is killed there, by its supervisor."""
         if not process.over and not self._forced:
-            sys.stderr.write(
-                f"adaptive run: {process} is cut off: its host has not answered for {self._host_timeout:g} s.\n"
-            )
-            self._cut_off = process
+            say(f"{process} is cut off: its host has not answered for {self._host_timeout:g} s.")
+            self._cut_off = True
             self._terminate()
 
     def _end_stuck(self) -> None:
@@ -266,7 +236,7 @@ class Job:
         for process in unfinished:
             process.cut_short = True
         if any(process.counts for process in unfinished):
-            sys.stderr.write("adaptive run: ending the job and all ranks that are still running.\n")
+            say("ending the job and all ranks that are still running.")
         with suppress(ProcessLookupError):
             self._launcher.terminate()
         asyncio.get_running_loop().call_later(CLEANING_SECONDS, self._kill)

@@ -57,7 +57,7 @@ def take_cores(environ: MutableMapping[str, str], quota: float | None) -> None:
       quota: processor seconds per second that the container may use; None without a limit.
     """
     how, _, started = environ.get(CORES, "").partition(" ")
-    local, ranks = _number(_LOCAL_RANKS, environ), _number(_LOCAL_SIZES, environ)
+    local, ranks = number_in(environ, _LOCAL_RANKS), number_in(environ, _LOCAL_SIZES)
     if not how or local is None or not ranks:
         return
     there = cores()
@@ -97,7 +97,7 @@ def see_own_gpus(environ: MutableMapping[str, str]) -> None:
     Raises:
       SystemExit: `--gpus-per-host` was given, and the host has no GPU for this rank or its number is unknown.
     """
-    local, ranks, visible = _number(_LOCAL_RANKS, environ), _number(_LOCAL_SIZES, environ), environ.get(_VISIBLE)
+    local, ranks, visible = number_in(environ, _LOCAL_RANKS), number_in(environ, _LOCAL_SIZES), environ.get(_VISIBLE)
     given = int(environ[GPUS]) if GPUS in environ else None
     gpus = visible.split(",") if visible or (visible is not None and given is None) else _gpus(given)
     gpus = [gpu for gpu in gpus if gpu not in ("", "-1", "NoDevFiles")]
@@ -128,6 +128,6 @@ def _gpus(number: int | None) -> list[str]:
     return [str(n) for n in range(len([node for node in nodes if node.isdigit()]) if number is None else number)]
 
 
-def _number(names: Sequence[str], environ: Mapping[str, str]) -> int | None:
+def number_in(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
     """Return the first of these environment variables that is a number, as an integer."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)

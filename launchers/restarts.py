@@ -28,11 +28,7 @@ class JobEnd(NamedTuple):
 
 
 class Restarts:
-    """The starts of one job.
-
-    Args:
-      most: how many times in a row the job is started again without a further checkpoint.
-    """
+    """The starts of one job; `most`: how many times in a row it is started again without a further checkpoint."""
 
     def __init__(self, most: int):
         self._most = most
@@ -47,12 +43,9 @@ class Restarts:
         progress = end.saved is not None and (self._saved is None or end.saved > self._saved)
         if progress:
             self._saved, self._without_progress, self._code = end.saved, 0, None
-        at = (
-            "it has written no checkpoint"
-            if self._saved is None
-            else f"its newest checkpoint is that of step {self._saved}"
-        )
-        failed = f"the job ended with {end.code}; {at}"
+        none = self._saved is None
+        newest = "it has written no checkpoint" if none else f"its newest checkpoint is that of step {self._saved}"
+        failed = f"the job ended with {end.code}; {newest}"
         if not progress and end.code < _SIGNALS and end.code == self._code:
             return False, f"{failed}, as when it failed before. It is not started again."
         if self._without_progress == self._most:

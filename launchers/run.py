@@ -14,10 +14,9 @@ from typing import Any
 import click
 
 from .ending import LAUNCHER
-from .job import Job, addresses
+from .job import Job
 from .mpirun import (
     Host,
-    Implementation,
     UsageError,
     answering,
     ask,
@@ -36,6 +35,7 @@ from .mpirun import (
 )
 from .resources import BIND, CORES, GPUS, SHARE, THREADS, cores, cpu_quota, usable
 from .restarts import Restarts
+from .verdict import say
 
 _OF_JAX = ("JAX_", "XLA_")  # prefixes of the environment variables that are forwarded to ranks on other hosts
 _OF_PYTHON = ("PYTHONPATH", *THREADS)
@@ -159,11 +159,11 @@ def run(
     here = usable(cores(), cpu_quota())
     chosen, one_per = (ranks, "") if ranks else _default_ranks(where, gpus_per_host, here, os.environ)
     if one_per:
-        click.echo(f"adaptive run: -n is not given: starting {chosen} ranks, one per {one_per}.", err=True)
+        say(f"-n is not given: starting {chosen} ranks, one per {one_per}.")
     elsewhere = bool(where) or any(map(os.environ.get, _BATCH_SYSTEMS))  # then mpirun knows the slots
     placed = places_itself(options, os.environ)
     if not elsewhere and not placed and chosen > here:
-        click.echo(f"adaptive run: {chosen} ranks on {here} cores: the cores are oversubscribed.", err=True)
+        say(f"{chosen} ranks on {here} cores: the cores are oversubscribed.")
     ours = {} if gpus_per_host is None else {GPUS: str(gpus_per_host)}
     if not placed or unbinds(options):
         ours[CORES] = f"{SHARE if placed else BIND} {chosen}"
@@ -183,27 +183,20 @@ def run(
         click.echo(in_words(on(where)))
         return
     environ = {**clean(), **extra}
-    make = partial(Job, environ=environ, grace=grace, host_timeout=host_timeout, addresses=addresses())
     starts, again, there = Restarts(restarts), True, where
     while again:
         whole = on(there)
-        job = make(whole)
-        code = asyncio.run(job.run(partial(click.echo, f"+ {in_words(whole)}", err=True)))
-        again, said = starts.after(job.end(code))
+        end = asyncio.run(
+            Job(whole, environ, grace, host_timeout).run(partial(click.echo, f"+ {in_words(whole)}", err=True))
+        )
+        again, said = starts.after(end)
         if said:
-            click.echo(f"adaptive run: {said}", err=True)
-        if again:
-            there = _answering(mpi, where, environ)
-    raise SystemExit(code)
-
-
-def _answering(mpi: Implementation, where: list[Host], environ: Mapping[str, str]) -> list[Host]:
-    """Return the hosts on which the job is started again: those that answer, or all if none does. Names the others."""
-    there = (answering(mpi, where, environ) if len(where) > 1 else where) or where
-    silent = [host.name for host in where if host not in there]
-    if silent:
-        click.echo(f"adaptive run: goes on without {', '.join(silent)}, which did not answer.", err=True)
-    return there
+            say(said)
+        if again and len(where) > 1:
+            there = answering(mpi, where, environ) or where
+            if silent := [host.name for host in where if host not in there]:
+                say(f"goes on without {', '.join(silent)}, which did not answer.")
+    raise SystemExit(end.code)
 
 
 def _default_ranks(where: Sequence[Host], gpus: int | None, here: int, environ: Mapping[str, str]) -> tuple[int, str]:

@@ -32,9 +32,10 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import activity, ending, inspection
+from .resources import number_in
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _DEADLY = (*PASSED_ON, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV)
@@ -80,7 +81,18 @@ def supervise(environ: MutableMapping[str, str], of_command: bool = False) -> No
         return
     theirs.close()
     supervisor = _Supervisor(record, launcher, ours, child, of_command)
-    supervisor.report(**_introduction(environ, child, of_command))
+    rank = number_in(environ, _RANKS) or 0
+    supervisor.report(  # the first line to the launcher
+        token=environ[ending.LAUNCHER].split()[0],
+        rank=rank,
+        size=number_in(environ, _SIZES) or rank + 1,
+        job=environ.get("PMIX_NAMESPACE", ""),
+        spawned=ending.SPAWNED in environ,
+        is_command=of_command,
+        host=socket.gethostname(),
+        pid=child,
+        supervisor=parent,
+    )
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     supervisor.run()
 
@@ -100,7 +112,7 @@ def connect(environ: Mapping[str, str]) -> socket.socket | None:
       SystemExit: it was on this host, and has ended: the job is over, and nobody would end this rank.
     """
     token, seconds, host, *addresses = environ.get(ending.LAUNCHER, "").split() or ["", "", ""]
-    rank = _number(environ, _RANKS)
+    rank = number_in(environ, _RANKS)
     if not token or rank is None:
         return None
     here = socket.gethostname() == host
@@ -115,26 +127,6 @@ def connect(environ: Mapping[str, str]) -> socket.socket | None:
         raise SystemExit(f"rank {rank}: its launcher has ended")
     sys.stderr.write(f"rank {rank} cannot reach its launcher on {host} at {', '.join(addresses)}\n")
     return None
-
-
-def _introduction(environ: Mapping[str, str], pid: int, of_command: bool) -> dict[str, Any]:
-    """Return the fields of the first line to the launcher, which identify the rank with this pid."""
-    rank = _number(environ, _RANKS) or 0
-    return {
-        "token": environ[ending.LAUNCHER].split()[0],
-        "rank": rank,
-        "size": _number(environ, _SIZES) or rank + 1,
-        "job": environ.get("PMIX_NAMESPACE", ""),
-        "spawned": ending.SPAWNED in environ,
-        "is_command": of_command,
-        "host": socket.gethostname(),
-        "pid": pid,
-        "supervisor": os.getpid(),
-    }
-
-
-def _number(environ: Mapping[str, str], names: Sequence[str]) -> int | None:
-    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), None)
 
 
 class _Supervisor:
@@ -170,15 +162,11 @@ class _Supervisor:
                 for key, _ in selector.select(max(0.0, self._next_tick - time.monotonic())):
                     if not key.data():
                         selector.unregister(key.fileobj)
-                self._tick()
-
-    def _tick(self) -> None:
-        """Tell the launcher if the child waits for others."""
-        now = time.monotonic()
-        if self._record is not None and now >= self._next_tick:
-            self._next_tick = now + _TICK_SECONDS
-            if any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in self._record.read()):
-                self.report(waits=True)
+                if time.monotonic() >= self._next_tick:
+                    self._next_tick = time.monotonic() + _TICK_SECONDS
+                    readings = [] if self._record is None else self._record.read()
+                    if any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in readings):
+                        self.report(waits=True)
 
     def _look(self, number: int, detailed: bool) -> None:
         """Report what the child is doing."""

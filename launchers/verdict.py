@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 _MOST_NAMED = 8  # dead processes in one message
 
@@ -15,11 +18,9 @@ class ProcessState:
 
     Attributes:
       job: name of the job in mpirun; spawned processes have another one.
-      rank: rank in that job.
-      size: number of processes of that job.
+      rank, size: rank in that job, and its number of processes.
       host: name of its host.
-      pid: process id on that host.
-      supervisor: process id of its parent there.
+      pid, supervisor: process ids there of itself and of its parent.
       is_command: whether it is part of a command, several processes of which may report.
       spawned: whether other processes of the job started it; training does not depend on it until it has `joined`.
       joined: whether a spawned process has become a member.
@@ -52,6 +53,19 @@ class ProcessState:
     heard: bool = False
     left: bool = False
     cut_short: bool = False
+
+    def update(self, said: Mapping[str, Any]) -> None:
+        """Record a report; `ending.py` lists the fields."""
+        for name in ("pid", "worlds", "making", "joined", "left", "killed"):
+            setattr(self, name, said.get(name, getattr(self, name)))
+        self.worked |= self.worlds > 0
+        if "ends" in said and self.is_command:
+            self.worlds = 0  # the command may go on
+        elif self.ended is None and "ends" in said:
+            self.ended, self.heard = said["ends"], said.get("heard", False)
+        elif self.ended is None and (said.get("exited") or ("exited" in said and not self.worlds)):
+            self.ended = said["exited"]
+        self.connected &= not said.keys() & {"killed", "exited"}
 
     def __str__(self) -> str:
         spawned = " of a spawned job" if self.spawned else ""
@@ -186,3 +200,10 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def say(text: str) -> None:
+    """Print a line of the launcher. Nobody may read it any more, and the job goes on, or is ended, all the same."""
+    with suppress(OSError):
+        sys.stderr.write(f"adaptive run: {text}\n")
+        sys.stderr.flush()

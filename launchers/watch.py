@@ -7,17 +7,15 @@ does, the launcher has all parents look at their ranks, again and again, and dec
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from .activity import ActivityReading
 from .hangs import UNSEEN, Action, GroupWait, HangDecision, Sight
 from .inspection import GONE
-from .verdict import ProcessState
+from .verdict import ProcessState, say
 
 REPLY_SECONDS = 3.0  # for a parent to look at its rank
 
@@ -103,9 +101,7 @@ class Watch:
         return groups
 
     def _act(self, decision: HangDecision) -> None:
-        with suppress(OSError):  # nobody may read it any more, and stuck ranks are killed all the same
-            sys.stderr.write(f"adaptive run: {decision.text}\n")
-            sys.stderr.flush()
+        say(decision.text)
         kills = decision.action is Action.KILL and all(map(self._kill, decision.ranks))
         if decision.action in (Action.KILL, Action.END) and not kills:
             self._end()

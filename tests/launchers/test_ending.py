@@ -63,7 +63,7 @@ def test_a_process_reports_what_others_depend_on(launcher):
     assert end.value.code == 0
     making = [{"making": True}, {"making": False}]
     failed = [{"ends": 3, "heard": False}, {"ends": 4, "heard": True}]
-    worlds = [making[0], {"world": 1}, making[1], {"world": 2}, *making, {"world": 1}]
+    worlds = [making[0], {"worlds": 1}, making[1], {"worlds": 2}, *making, {"worlds": 1}]
     assert reports(launcher) == [*worlds, {"joined": True}, {"saved": 7}, *failed, {"left": True}]
 
 

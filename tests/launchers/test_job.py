@@ -277,7 +277,7 @@ class Ranks:
     """The ranks' connections to the launcher."""
 
     def __init__(self, environ: Mapping[str, str]):
-        self.token, *_, self.address = environ[LAUNCHER].split()
+        self.token, _, _, self.address, *_ = environ[LAUNCHER].split()
         self.mpirun: Mpirun
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -331,9 +331,9 @@ def play(monkeypatch, capsys):
             return ranks.mpirun
 
         async def whole() -> tuple[JobEnd, str]:
-            job = Job(["mpirun"], {}, grace, 30.0, ["127.0.0.1"])
+            job = Job(["mpirun"], {}, grace, 30.0)
             try:
-                return job.end(await asyncio.wait_for(job.run(), limit(20))), capsys.readouterr().err
+                return await asyncio.wait_for(job.run(), limit(20)), capsys.readouterr().err
             finally:
                 for ranks in begun:
                     await ranks.close()
@@ -362,12 +362,12 @@ KILLED, SPAWNED = {"killed": 9}, {"job": "b", "spawned": True, "size": 1}
         (SPAWNED, [{"joined": True}, {"making": True}], 5, 5, "mpirun ended with 5 while rank 1"),
         (SPAWNED, [{"ends": 3}], 0, 0, "ended with exit code 3 before it joined"),
         (SPAWNED, [{"joined": True}, {"ends": 3}], 0, 3, "ended with exit code 3"),
-        ({}, [{"world": 1}, {"exited": 0}], 0, 0, ""),  # lost in a world
-        ({}, [{"world": 1}, {"world": 0}, {"exited": 0}], 0, 0, ""),
-        ({}, [{"world": 1}, {"exited": 3}], 0, 3, "ended with exit code 3"),
-        ({}, [{"world": 1}, KILLED], 0, 0, ""),
-        ({}, [{"world": 1}, {"joined": True}, KILLED], 0, 0, ""),  # other reports do not end the world
-        ({}, [{"world": 1}, {"world": 0}, KILLED], 0, 137, "SIGKILL after its last world; the others continue, and"),
+        ({}, [{"worlds": 1}, {"exited": 0}], 0, 0, ""),  # lost in a world
+        ({}, [{"worlds": 1}, {"worlds": 0}, {"exited": 0}], 0, 0, ""),
+        ({}, [{"worlds": 1}, {"exited": 3}], 0, 3, "ended with exit code 3"),
+        ({}, [{"worlds": 1}, KILLED], 0, 0, ""),
+        ({}, [{"worlds": 1}, {"joined": True}, KILLED], 0, 0, ""),  # other reports do not end the world
+        ({}, [{"worlds": 1}, {"worlds": 0}, KILLED], 0, 137, "SIGKILL after its last world; the others continue, and"),
         ({}, [KILLED], 0, 137, "was killed by SIGKILL before its first world"),
         ({}, [{"ends": 3}, {"exited": 1}], 0, 3, "ended with exit code 3"),
         ({}, [{"ends": 3}, {"ends": 0}], 0, 3, "ended with exit code 3"),
@@ -411,7 +411,7 @@ def test_ranks_that_were_all_lost_are_named(play):
     async def scene(ranks: Ranks) -> int:
         says = [await ranks.connect(rank, 2) for rank in range(2)]
         for each in says:
-            await each({"world": 1})
+            await each({"worlds": 1})
         await says[1](KILLED, ends=True)
         await says[0]({"killed": 11}, ends=True)
         return 0
@@ -445,7 +445,7 @@ def test_a_command_may_go_on_after_a_program_in_it(play):
 
     async def scene(ranks: Ranks) -> int:
         shell = await ranks.connect(is_command=True)
-        await shell({"pid": 90}, {"world": 1}, {"ends": 3})
+        await shell({"pid": 90}, {"worlds": 1}, {"ends": 3})
         assert not ranks.mpirun.terminated.is_set()
         await shell({"exited": 0}, ends=True)
         return 0
@@ -554,7 +554,7 @@ def test_an_mpirun_that_does_not_end_is_killed_with_its_descendants(play, monkey
         ([{"ends": 3}, {"exited": 3}], 3),
         ([{"killed": 15}], 143),
         ([], 143),
-        ([{"world": 1}], 143),
+        ([{"worlds": 1}], 143),
     ],
 )
 def test_a_signal_that_ends_a_job_reaches_all_its_ranks(says, code, play):
@@ -624,12 +624,12 @@ def test_other_signals_go_to_the_ranks_or_to_mpirun_if_there_are_none(play):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_the_start_prevents_it(number, monkeypatch):
-    async def run() -> int:
-        job = Job(["/no/mpirun"], {}, LONG, 30.0, [])
+    async def run() -> JobEnd:
+        job = Job(["/no/mpirun"], {}, LONG, 30.0)
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
 
         async def after_the_signal(*_: object, **__: object) -> asyncio.Server:
-            while job.end(0).ended_by is None:
+            while job._ended_by is None:
                 await asyncio.sleep(0)
             return server
 
@@ -637,7 +637,7 @@ def test_a_signal_before_the_start_prevents_it(number, monkeypatch):
         async with server:
             return await job.run(lambda: signal.raise_signal(number))
 
-    assert asyncio.run(run()) == 128 + number
+    assert asyncio.run(run()) == (128 + number, number, None)
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "No route to host")])
@@ -653,8 +653,8 @@ def test_a_rank_that_is_cut_off_ends_the_job(play, monkeypatch, over, error):
 
     async def scene(ranks: Ranks) -> int:
         other, lost = await ranks.connect(0, 3), await ranks.connect(2, 3)
-        await other({"world": 1})
-        await lost({"world": 1}, *([{"ends": 0}, {"exited": 0}] if over else []), {"cut off": True})
+        await other({"worlds": 1})
+        await lost({"worlds": 1}, *([{"ends": 0}, {"exited": 0}] if over else []), {"cut off": True})
         if not over:
             await ranks.mpirun.terminated.wait()
         await other({"ends": 0})

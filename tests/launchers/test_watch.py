@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -111,7 +112,7 @@ def test_ranks_are_killed_although_nobody_reads_the_reports(monkeypatch):
 
     job = Job()
     job.phases[1] = OUTSIDE
-    monkeypatch.setattr(watching.sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
     job.play(monkeypatch)
     assert job.killed == [101]
 
