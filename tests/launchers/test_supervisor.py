@@ -97,7 +97,7 @@ def test_the_supervisor_announces_its_rank(start):
         ("import ctypes; ctypes.CDLL(None).exit(4)", [{"exited": 4}], 4),  # C code, which says nothing to Python
         ("import os; os.kill(os.getpid(), 9)", [{"killed": 9}], -9),
         ("import os, signal; signal.signal(11, signal.SIG_DFL); os.kill(os.getpid(), 11)", [{"killed": 11}], -11),
-        ("import os; from launchers.ending import world_made as f; f(); os._exit(0)", [{"worlds": 1}, {"exited": 0}], 0),
+        ("import os, launchers.ending as e; e.world_made(); os._exit(0)", [{"worlds": 1}, {"exited": 0}], 0),
     ],
 )  # fmt: skip
 def test_it_reports_how_the_rank_has_ended_and_ends_alike(code, reports, status, start):
