@@ -37,7 +37,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -52,10 +52,10 @@ _LONGEST_ERROR = 100_000  # characters, each at most 6 bytes in JSON
 
 
 class _Ending:
-    """The state of this process's end: its exit code and its connection to the launcher."""
+    """The state of this process's end."""
 
     def __init__(self) -> None:
-        self.code: int | None = None  # None: unknown
+        self.code: int | None = None  # its exit code; None: unknown
         self.leaves = False  # it leaves for good while others continue
         self.heard = False  # it ends by an error that all processes raise
         self.worlds = 0  # number of open worlds
@@ -83,20 +83,17 @@ def prepare() -> None:
 
 @contextmanager
 def making_world(of_all: bool) -> Iterator[None]:
-    """Report to the launcher, as a context manager, that this process is making a world.
-
-    Args:
-      of_all: whether the world consists of all processes of the job, so that this process waits for each of them.
+    """Report to the launcher, as a context manager, that this process is making a world, and waits for all others if
+    it is `of_all` processes of the job.
     """
     prepare()
-    if not of_all:
-        yield
-        return
-    _say(making=True)
+    if of_all:
+        _say(making=True)
     try:
         yield
     finally:
-        _say(making=False)
+        if of_all:
+            _say(making=False)
 
 
 def world_made() -> None:
@@ -112,7 +109,7 @@ def world_ended() -> None:
 
 
 def joined() -> None:
-    """Report that this process, which was spawned, is a member of the job: from now on its end counts."""
+    """Report that this process, which was spawned, is a member of the job, so its end counts."""
     _say(joined=True)
 
 
@@ -187,7 +184,10 @@ def give_up_after(line: socket.socket, seconds: float) -> None:
 def _end() -> None:
     """Report the exit code and finalize MPI when Python exits; under `adaptive run` this handler runs last."""
     if os.getpid() != _me.pid:
-        _end_child()
+        if _me.code is not None:  # a forked child, in which JAX's and MPI's exit handlers hang or crash
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_me.code & 0xFF)
         return
     survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
     by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
@@ -206,14 +206,6 @@ def _end() -> None:
     # otherwise mpi4py's own exit handler finalizes MPI, or aborts
 
 
-def _end_child() -> None:
-    """End a forked child whose exit code is known, because JAX's and MPI's exit handlers hang or crash there."""
-    if _me.code is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_me.code & 0xFF)
-
-
 def _flush() -> None:
     """Flush all open files, because os._exit does not."""
     for thing in gc.get_objects():
@@ -228,7 +220,11 @@ def _finalize(mpi: Any, seconds: float) -> None:
     `MPI.Finalize` of mpi4py holds the GIL, so no other Python thread could measure the time. The C function, called by
     ctypes, does not.
     """
-    thread = threading.Thread(target=_finalize_of(mpi), name="adaptive-finalize", daemon=True)
+    try:
+        finalize = ctypes.CDLL(mpi.__file__).MPI_Finalize
+    except (OSError, AttributeError):  # mpi4py was linked in another way
+        finalize = mpi.Finalize
+    thread = threading.Thread(target=finalize, name="adaptive-finalize", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive() and sys.platform == "linux":  # skip C's exit handlers, which would race with the thread
@@ -236,11 +232,3 @@ def _finalize(mpi: Any, seconds: float) -> None:
         if hasattr(c, "on_exit"):
             c.on_exit(c._exit, None)
             c.__cxa_atexit(c.fflush, None, None)
-
-
-def _finalize_of(mpi: Any) -> Callable[[], object]:
-    """Return MPI_Finalize of the library that mpi4py has loaded, as a function that releases the GIL."""
-    try:
-        return ctypes.CDLL(mpi.__file__).MPI_Finalize
-    except (OSError, AttributeError):  # mpi4py was linked in another way
-        return mpi.Finalize

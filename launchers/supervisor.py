@@ -140,7 +140,7 @@ class _Supervisor:
         child: int,
         of_command: bool,
     ):
-        self._of_command, self._whole_group = of_command, of_command and os.getpgrp() == os.getpid()
+        self._of_command = of_command
         self._launcher, self._rank, self._child = launcher, rank, child
         self._record, self._next_tick = record, time.monotonic() + _TICK_SECONDS
         self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
@@ -200,8 +200,10 @@ class _Supervisor:
 
     def _obey(self, words: Sequence[str]) -> None:
         match words:
-            case ["signal", number] if self._whole_group:
-                self._send_to_group(int(number))
+            case ["signal", number] if self._of_command and os.getpgrp() == os.getpid():  # also what it has started
+                ours = signal.signal(int(number), signal.SIG_IGN)
+                os.killpg(0, int(number))
+                signal.signal(int(number), ours)
             case ["signal", number]:
                 self._send(int(number))
             case ["look", number, detailed]:
@@ -222,11 +224,6 @@ class _Supervisor:
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self._child, number)
-
-    def _send_to_group(self, number: int) -> None:
-        ours = signal.signal(number, signal.SIG_IGN)
-        os.killpg(0, number)
-        signal.signal(number, ours)
 
     def report(self, **what: object) -> None:
         """Send a line to the launcher."""

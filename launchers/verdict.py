@@ -103,24 +103,19 @@ class ProcessState:
 
 
 def verdict(processes: Sequence[ProcessState], own: int | None) -> int:
-    """Return the job's exit code.
+    """Return the job's exit code, given all processes in the order of their ends.
 
     The first process that failed by its own error decides: by its exit code, or by 128 + the signal that killed it
     outside a world. Processes that died inside a world, left, or were spawned and had not joined are ignored if another
-    process succeeded. The exit code of mpirun is used only if no process has reported anything.
-
-    Args:
-      processes: all processes, in the order of their ends.
-      own: the exit code of mpirun; `None` if mpirun was ended by force.
+    process succeeded. The exit code of mpirun (`own`; None if it was ended by force) is used only if no process has
+    reported anything.
     """
     counted = [process for process in processes if process.counts]
-    first = _first_bad(counted)
-    if first is not None:
+    if (first := _first_bad(counted)) is not None:
         return _code(first, own)
     if any(process.ended == 0 for process in counted):
         return 0
-    lost = [process for process in counted if process.killed is not None]
-    if lost:
+    if lost := [process for process in counted if process.killed is not None]:
         return _code(lost[-1], own)
     return own if own is not None and not counted else own or 1
 

@@ -35,7 +35,7 @@ from tests.speed import limit
 COVERS = ("launchers/mpirun.py", "launchers/rank.py", "launchers/resources.py")
 
 OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
-MPICH, STRANGE = Implementation("mpiexec", "MPICH", (4, 2)), Implementation("mpiexec", "")
+MPICH = Implementation("mpiexec", "MPICH", (4, 2))
 
 
 # --- what stands before the program, and what ranks run ---------------------------------------------------------------
@@ -464,8 +464,6 @@ def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
     Path(launcher("hydra")).rename(tmp_path / "bin" / "mpiexec")
     found = find({"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")})
     assert found == Implementation(str(tmp_path / "bin" / "mpiexec"), "MPICH", (4, 2, 3))
-    assert str(found) == "MPICH 4.2.3"
-    assert str(STRANGE) == "an unknown MPI"
 
 
 def test_without_that_library_it_is_the_one_beside_python_or_on_path(launcher, tmp_path, monkeypatch):
