@@ -49,7 +49,6 @@ MPICH = Implementation("mpiexec", "MPICH", (4, 2))
         ("--oversubscribe /usr/bin/python3.11 -u train.py", "--oversubscribe", "/usr/bin/python3.11 -u train.py"),
         ("-n 2 -- ./start.sh train.py", "-n 2", "./start.sh train.py"),
         ("-n 4 ./start.sh", "-n 4 ./start.sh", ""),
-        ("-n 4 --", "-n 4", ""),
     ],
 )
 def test_where_the_program_begins(words, options, rest):
@@ -63,11 +62,8 @@ def test_where_the_program_begins(words, options, rest):
         ("-m train", f"{sys.executable} {RANK} -m train"),
         ("python3 -u -X dev train.py", f"python3 -u -X dev {RANK} train.py"),
         ("python -m mpi4py train.py", f"python {RANK} train.py"),
-        ("python -m mpi4py -m train", f"python {RANK} -m train"),
-        ("python -c pass", f"{sys.executable} {RANK} -- python -c pass"),
         ("python -W error -m train", f"python -W error {RANK} -m train"),
         ("python -u - x.py", f"{sys.executable} {RANK} -- python -u - x.py"),
-        ("python -m", f"{sys.executable} {RANK} -- python -m"),
         ("./start.sh train.py", f"{sys.executable} {RANK} -- ./start.sh train.py"),
     ],
 )
@@ -86,8 +82,7 @@ def test_arguments_of_each_launcher(monkeypatch):
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, [], {"OMPI_MCA_coll": "tuned"})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--mca", "coll", "tuned"], {})
     assert "OMPI_MCA_coll" not in settings(OPEN_MPI, ["--omca", "coll", "tuned"], {})
-    for other in (["--mca", "btl", "coll"], ["-x", "coll"]):
-        assert settings(OPEN_MPI, other, {}) == {"OMPI_MCA_coll": "^han"}
+    assert settings(OPEN_MPI, ["--mca", "btl", "coll"], {}) == {"OMPI_MCA_coll": "^han"}
     assert settings(OLD, [], {}) == settings(MPICH, [], {}) == {}
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -125,16 +120,12 @@ FREE = "--bind-to none"
     ("words", "environ", "placing", "cores"),
     [
         ("-n 2", {}, f"-n 2 --oversubscribe {FREE}", "bind 2"),
-        ("-n 8", {}, f"-n 8 --oversubscribe {FREE}", "bind 8"),
         ("", {}, f"-n 4 --oversubscribe {FREE}", "bind 4"),
         ("--hosts a:2,b:2", {}, f"-n 4 --host a:2,b:2 {FREE}", "bind 4"),  # mpirun refuses more
         ("-n 9 --hosts a:2,b:2 --oversubscribe", {}, f"-n 9 --host a:2,b:2 --oversubscribe {FREE}", "bind 9"),
         ("", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8"}, f"-n 8 {FREE}", "bind 8"),
-        ("-n 8", {"PBS_NODEFILE": "/x"}, f"-n 8 {FREE}", "bind 8"),
-        ("--gpus-per-host 3", {}, f"-n 3 --oversubscribe {FREE}", "bind 3"),
         ("--gpus-per-host 3 --hosts a,b", {}, f"-n 6 --host a:3,b:3 {FREE}", "bind 6"),
         ("--gpus-per-host 4", {"SLURM_JOB_NUM_NODES": "2"}, f"-n 8 --oversubscribe {FREE}", "bind 8"),
-        ("-n 2 --bind-to socket", {}, "-n 2 --bind-to socket", None),
         ("-n 2 --map-by ppr:2:node --oversubscribe", {}, "-n 2 --oversubscribe --map-by ppr:2:node", None),
         ("-n 8 --bind-to none", {}, "-n 8 --oversubscribe --bind-to none", "share 8"),
         ("-n 2", {"PRTE_MCA_hwloc_default_binding_policy": "none"}, "-n 2", None),
@@ -154,7 +145,6 @@ def test_mpirun_binds_nothing_unless_the_user_says_so(words, environ, placing, c
     ("words", "said"),
     [
         ("", "starting 4 ranks, one per core"),
-        ("--hosts a:2", "one per slot of the hosts"),
         ("--gpus-per-host 2", "one per GPU"),
         ("-n 5", "5 ranks on 4 cores: the cores are oversubscribed"),
         ("-n 4", ""),
@@ -176,10 +166,8 @@ CORES_OF_FOUR = [[0, 4], [1, 5], [2, 6], [3, 7]]
     [
         (0, 4, {}, {0, 4}, "1"),
         (1, 2, {}, {2, 6, 3, 7}, "2"),
-        (2, 3, {}, {2, 6}, "1"),
         (0, 1, {}, set(range(8)), None),
         (5, 8, {}, None, "1"),
-        (1, 2, {"quota": 3.0}, None, "1"),
         (0, 1, {"quota": 1.5}, None, "2"),
         (1, 2, {"quota": 4.0}, {2, 6, 3, 7}, "2"),  # it is no limit
         (1, 2, {"how": "share 2"}, None, "2"),
@@ -235,12 +223,9 @@ def test_a_containers_share_of_the_cores(tmp_path):
         (["0", "1"], {}, 1, 1, None, None),  # the only rank of its host has all of them
         ([], {}, 1, 2, None, None),
         (["0", "1"], {}, 2, 3, "0", "0.45"),  # two share the first
-        (["0", "1"], {}, 1, 3, "1", None),
         (["0"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
         (["0", "1"], {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
-        (["0", "1"], {"CUDA_VISIBLE_DEVICES": ""}, 1, 2, "", None),
         (["0", "1"], {"CUDA_VISIBLE_DEVICES": "-1"}, 1, 2, "-1", None),  # none of them
-        (["0"], {}, 1, 3, "0", "0.30"),
         (["0"], {"XLA_CLIENT_MEM_FRACTION": "0.2"}, 1, 2, "0", None),
         (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, 1, 2, None, None),
         (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1, 2, None, None),  # it may be the only one
@@ -264,22 +249,25 @@ def test_the_gpus_of_a_host_are_counted_by_their_device_files(tmp_path, monkeypa
         assert environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
-def test_each_rank_sees_its_part_of_so_many_gpus():
-    environ = {GPUS: "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    see_own_gpus(environ)
-    assert environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-    environ = {GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    see_own_gpus(environ)
-    assert environ["CUDA_VISIBLE_DEVICES"] == "1"
-    environ = {GPUS: "2", "MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": "3,GPU-7"}
-    see_own_gpus(environ)
-    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-7"
-    see_own_gpus(untouched := {GPUS: "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
-    assert "CUDA_VISIBLE_DEVICES" not in untouched
-    with pytest.raises(SystemExit, match="no GPU for rank 2"):
-        see_own_gpus({GPUS: "2", "OMPI_COMM_WORLD_LOCAL_RANK": "2"})
-    with pytest.raises(SystemExit, match="does not say which rank"):
-        see_own_gpus({GPUS: "2"})
+@pytest.mark.parametrize(
+    ("given", "local", "ranks", "seen"),
+    [
+        ({GPUS: "8"}, "1", "2", "4,5,6,7"),
+        ({GPUS: "2"}, "1", "", "1"),
+        ({GPUS: "2", "CUDA_VISIBLE_DEVICES": "3,GPU-7"}, "1", "", "GPU-7"),
+        ({GPUS: "0"}, "1", "2", None),
+        ({GPUS: "2"}, "2", "", "no GPU for rank 2"),
+        ({GPUS: "2"}, "", "", "does not say which rank"),
+    ],
+)
+def test_each_rank_sees_its_part_of_so_many_gpus(given, local, ranks, seen):
+    environ = {**given, "OMPI_COMM_WORLD_LOCAL_RANK": local, "OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
+    if " " in (seen or ""):
+        with pytest.raises(SystemExit, match=seen):
+            see_own_gpus(environ)
+    else:
+        see_own_gpus(environ)
+        assert environ.get("CUDA_VISIBLE_DEVICES") == seen
 
 
 # --- a program in a rank ----------------------------------------------------------------------------------------------
@@ -290,7 +278,6 @@ def test_each_rank_sees_its_part_of_so_many_gpus():
     ("ends", "code", "said"),
     [
         ("", 0, ""),
-        ("sys.exit()", 0, ""),
         ("sys.exit(259)", 3, ""),
         ("sys.exit('no data')", 1, "no data"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
@@ -396,10 +383,8 @@ def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("-n 2", "no program given"),
         ("-n 2 ./start.sh", "no program given"),
         ("-n two x.py", "'two' is not a valid integer"),
-        ("-n 0 x.py", "-n"),
         ("--grace -1 x.py", "is not in the range"),
         ("--hosts a:0 x.py", "not a host with its number of ranks"),
         ("--hostfile nowhere x.py", "nowhere"),
@@ -459,27 +444,20 @@ def test_ranks_have_cores_threads_and_a_gpu_of_their_own():
         assert not set(json.loads(first)) & set(json.loads(second))
 
 
-def test_the_launcher_is_that_of_the_library(launcher, tmp_path):
-    (tmp_path / "bin").mkdir()
-    Path(launcher("hydra")).rename(tmp_path / "bin" / "mpiexec")
-    found = find({"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")})
-    assert found == Implementation(str(tmp_path / "bin" / "mpiexec"), "MPICH", (4, 2, 3))
-
-
-def test_without_that_library_it_is_the_one_beside_python_or_on_path(launcher, tmp_path, monkeypatch):
-    beside, on_path = tmp_path / "beside", tmp_path / "path"
-    for folder, name in ((beside, "hydra"), (on_path, "four")):
+def test_the_launcher_is_that_of_the_library_or_beside_python_or_on_path(launcher, tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("bin", "beside", "path")]
+    for folder, name, there in zip(folders, ("hydra", "five", "four"), ("mpiexec", "mpirun", "mpirun"), strict=True):
         folder.mkdir()
-        Path(launcher(name)).rename(folder / "mpirun")
-    monkeypatch.setattr(sys, "executable", str(beside / "python"))
-    monkeypatch.setenv("PATH", f"{on_path}:/bin:/usr/bin")
-    for library in ({}, {"MPI4PY_LIBMPI": "libmpi.so"}, {"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")}):
-        assert find(library).path == str(beside / "mpirun")
+        Path(launcher(name)).rename(folder / there)
+    library = {"MPI4PY_LIBMPI": str(tmp_path / "lib" / "libmpi.so")}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside" / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:/bin:/usr/bin")
+    assert find(library) == Implementation(str(tmp_path / "bin" / "mpiexec"), "MPICH", (4, 2, 3))
+    assert find({"MPI4PY_LIBMPI": "libmpi.so"}).path == str(tmp_path / "beside" / "mpirun")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert find({}) == Implementation(str(on_path / "mpirun"), "Open MPI", (4, 1, 4))
-    (on_path / "mpirun").rename(on_path / "mpiexec")
-    monkeypatch.setenv("PATH", str(on_path))
-    assert find({}).path == str(on_path / "mpiexec")
-    monkeypatch.setenv("PATH", str(beside / "none"))
+    assert find({}) == Implementation(str(tmp_path / "path" / "mpirun"), "Open MPI", (4, 1, 4))
+    (tmp_path / "path" / "mpirun").rename(tmp_path / "path" / "mpiexec")
+    assert find({}).path == str(tmp_path / "path" / "mpiexec")
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
     with pytest.raises(UsageError, match="no mpirun found beside"):
         find({})
