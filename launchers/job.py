@@ -51,10 +51,10 @@ class Job:
         self._ended_by: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
-        self._forced = False  # this process has ended mpirun
-        self._cut_off = self._stuck = False  # because a host does not answer, or because of stuck ranks
+        self._forced = False  # this process has ended mpirun,
+        self._forced_code = 0  # with this exit code if no rank has failed
         self._saved: int | None = None  # the step of the newest checkpoint on the disk
-        self._watch = Watch(self._processes, self._send, self._end_stuck)
+        self._watch = Watch(self._processes, self._send, lambda: self._terminate(1))
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> JobEnd:
         """Start the job, wait for its end, and return how it has ended.
@@ -92,8 +92,6 @@ class Job:
 
     def _code(self, own: int) -> int:
         """Return the exit code of the job, given that of mpirun."""
-        if self._cut_off and self._ended_by is None:
-            return 128 + signal.SIGKILL  # by which the ranks of the host end
         self._say_why()
         quiet = [process for process in self._processes if process not in self._ended]
         for process in quiet:
@@ -102,12 +100,12 @@ class Job:
         cut_short = [process for process in quiet if process.cut_short and process.counts]
         if cut_short and not self._forced:
             say(f"mpirun ended with {own} while {cut_short[0]} was running.")
-        code = verdict(self._in_order(), None if self._forced else own)
+        code = verdict(self._in_order(), self._forced_code if self._forced else own) or self._forced_code
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
         if self._ended_by is not None and (nobody_said or (cut_short and not failed)):
             return 128 + self._ended_by
-        return code or int(self._stuck)
+        return code
 
     # --- what processes report ----------------------------------------------------------------------------------------
 
@@ -203,13 +201,7 @@ class Job:
         """End the job because a process's host does not answer. The process is killed there, by its supervisor."""
         if not process.over and not self._forced:
             say(f"{process} is cut off: its host has not answered for {self._host_timeout:g} s.")
-            self._cut_off = True
-            self._terminate()
-
-    def _end_stuck(self) -> None:
-        """End the job because stuck ranks cannot be killed, or the others cannot continue without them."""
-        self._stuck = True
-        self._terminate()
+            self._terminate(128 + signal.SIGKILL)
 
     # --- signals and the end ------------------------------------------------------------------------------------------
 
@@ -226,11 +218,11 @@ class Job:
             with suppress(ProcessLookupError):
                 self._launcher.send_signal(number)
 
-    def _terminate(self) -> None:
-        """End mpirun, and with it all ranks."""
+    def _terminate(self, code: int = 0) -> None:
+        """End mpirun, and with it all ranks. `code`: the job's exit code if no rank has failed."""
         if self._launcher is None or self._launcher.returncode is not None or self._forced:
             return
-        self._forced = True
+        self._forced, self._forced_code = True, code
         self._watch.stop()
         unfinished = [process for process in self._processes if not process.over]
         for process in unfinished:

@@ -102,12 +102,12 @@ class ProcessState:
         return "died" if self.killed is None else f"was killed by {_name(self.killed)}"
 
 
-def verdict(processes: Sequence[ProcessState], own: int | None) -> int:
+def verdict(processes: Sequence[ProcessState], own: int) -> int:
     """Return the job's exit code, given all processes in the order of their ends.
 
     The first process that failed by its own error decides: by its exit code, or by 128 + the signal that killed it
     outside a world. Processes that died inside a world, left, or were spawned and had not joined are ignored if another
-    process succeeded. The exit code of mpirun (`own`; None if it was ended by force) is used only if no process has
+    process succeeded. The exit code of mpirun (`own`; 0 if it was ended by force) is used only if no process has
     reported anything.
     """
     counted = [process for process in processes if process.counts]
@@ -117,7 +117,7 @@ def verdict(processes: Sequence[ProcessState], own: int | None) -> int:
         return 0
     if lost := [process for process in counted if process.killed is not None]:
         return _code(lost[-1], own)
-    return own if own is not None and not counted else own or 1
+    return own or int(bool(counted))
 
 
 def reason_to_end(processes: Collection[ProcessState]) -> str | None:
@@ -154,7 +154,7 @@ def remark(process: ProcessState) -> str:
     if process.crashed and process.worked:
         return (
             f"{process} {process.how} {process.where}; the others continue, and the job ends with "
-            f"{_code(process, None)}."
+            f"{_code(process, 0)}."
         )
     return ""
 
@@ -184,7 +184,7 @@ def _all_were_there(processes: Collection[ProcessState]) -> bool:
     return all((p.job, rank) in ranks for p in processes if p.counts for rank in range(p.size))
 
 
-def _code(process: ProcessState, own: int | None) -> int:
+def _code(process: ProcessState, own: int) -> int:
     if process.ended is not None:
         return process.ended
     return 128 + process.killed if process.killed is not None else own or 1

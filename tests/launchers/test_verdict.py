@@ -29,10 +29,10 @@ def process(rank: int = 0, **known) -> ProcessState:
         ([process(ended=0), process(left=True, ended=None)], 0, 0),
         ([process(ended=0), process(spawned=True, ended=3), process(spawned=True, killed=9)], 139, 0),
         ([process(ended=0), process(spawned=True, joined=True, ended=3)], 0, 3),
-        ([process(ended=0), process(worlds=1, cut_short=True)], None, 1),
+        ([process(ended=0), process(worlds=1, cut_short=True)], 0, 1),
         ([process(left=True)], 5, 5),
-        ([process(ended=0)], None, 0),  # mpirun had to be ended
-        ([process(worlds=1)], None, 1),
+        ([process(ended=0)], 0, 0),  # mpirun had to be ended
+        ([process(worlds=1)], 0, 1),
         ([], 7, 7),
         ([], 0, 0),
     ],
