@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from .resources import BIND, SHARE
+
 ANSWER_SECONDS = 20.0
 RANK = Path(__file__).with_name("rank.py")
 _HOST = re.compile(r"([^\s:]+)(?::(\d+)|(?:\s+\S+=\d+)*?\s+slots\s*=\s*(\d+).*|\s+max[_-]slots.*)?\s*")
@@ -174,24 +176,14 @@ def clean(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 # --- options in each launcher's syntax --------------------------------------------------------------------------------
 
 
-def places_itself(options: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a user's options or Open MPI settings place or bind ranks."""
-    return any(_PLACING.fullmatch(option.partition("=")[0]) for option in options) or any(map(environ.get, _PLACED))
-
-
-def unbinds(options: Sequence[str]) -> bool:
-    """Return whether a user's options turn binding off."""
-    return any(option in ("none", "--bind-to=none") for option in options)
-
-
-def unbound(mpi: Implementation, options: Sequence[str], environ: Mapping[str, str], oversubscribe: bool) -> list[str]:
-    """Return the options that let the launcher bind nothing, because ranks bind themselves (`resources.py`), and, with
-    `oversubscribe`, start more ranks than slots. The user's options and environment take precedence.
+def binding(options: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return how ranks bind themselves to cores: BIND, SHARE if the user turns binding off, or "" if the user's options
+    or Open MPI settings place or bind ranks.
     """
-    if mpi.name != "Open MPI":  # by default MPICH's does both
-        return []
-    free = [] if places_itself(options, environ) else ["--bind-to", "none"]
-    return ["--oversubscribe"] * oversubscribe + free
+    if any(option in ("none", "--bind-to=none") for option in options):
+        return SHARE
+    placed = any(_PLACING.fullmatch(option.partition("=")[0]) for option in options) or any(map(environ.get, _PLACED))
+    return "" if placed else BIND
 
 
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:

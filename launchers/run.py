@@ -20,20 +20,18 @@ from .mpirun import (
     UsageError,
     answering,
     ask,
+    binding,
     clean,
     find,
     line,
     listed_hosts,
     named_hosts,
     on_hosts,
-    places_itself,
     program,
     settings,
     split,
-    unbinds,
-    unbound,
 )
-from .resources import BIND, CORES, GPUS, SHARE, THREADS, cores, cpu_quota, usable
+from .resources import BIND, CORES, GPUS, THREADS, cores, cpu_quota, usable
 from .restarts import Restarts
 from .verdict import say
 
@@ -53,7 +51,15 @@ class _RunCommand(click.Command):
         if not args:
             args = ["--help"]
         options, words = split(args)
-        ours, theirs = self._divide(ctx, options)
+        known = {name: option for option in self.get_params(ctx) for name in option.opts}
+        ours: list[str] = []
+        theirs: list[str] = []
+        rest = iter(options)
+        for word in rest:
+            option = known.get(word) or (known.get(word.partition("=")[0]) if word.startswith("--") else None)
+            (theirs if option is None else ours).append(word)
+            if isinstance(option, click.Option) and not option.is_flag and "=" not in word:
+                ours += [value for value in [next(rest, None)] if value is not None]
         if not words and not any(word in ctx.help_option_names for word in ours):
             raise click.UsageError(
                 "no program given. Name a script (train.py) or a module (-m train), or put another command after --:\n"
@@ -69,18 +75,6 @@ class _RunCommand(click.Command):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
-
-    def _divide(self, ctx: click.Context, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        known = {name: option for option in self.get_params(ctx) for name in option.opts}
-        ours: list[str] = []
-        theirs: list[str] = []
-        rest = iter(words)
-        for word in rest:
-            option = known.get(word) or (known.get(word.partition("=")[0]) if word.startswith("--") else None)
-            (theirs if option is None else ours).append(word)
-            if isinstance(option, click.Option) and not option.is_flag and "=" not in word:
-                ours += [value for value in [next(rest, None)] if value is not None]
-        return ours, theirs
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[OPTIONS]", "[OPTIONS OF MPIRUN]", "PROGRAM [ARGUMENTS]"]
@@ -161,14 +155,17 @@ def run(
     if one_per:
         say(f"-n is not given: starting {chosen} ranks, one per {one_per}.")
     elsewhere = bool(where) or any(map(os.environ.get, _BATCH_SYSTEMS))  # then mpirun knows the slots
-    placed = places_itself(options, os.environ)
-    if not elsewhere and not placed and chosen > here:
+    how = binding(options, os.environ)
+    if not elsewhere and how == BIND and chosen > here:
         say(f"{chosen} ranks on {here} cores: the cores are oversubscribed.")
     ours = {} if gpus_per_host is None else {GPUS: str(gpus_per_host)}
-    if not placed or unbinds(options):
-        ours[CORES] = f"{SHARE if placed else BIND} {chosen}"
+    if how:
+        ours[CORES] = f"{how} {chosen}"
     extra = {**ours, **settings(mpi, options, os.environ)}
-    placing = unbound(mpi, options, os.environ, oversubscribe or not (elsewhere or (placed and not unbinds(options))))
+    placing: list[str] = []
+    if mpi.name == "Open MPI":  # MPICH's launcher binds nothing, and allows more ranks than slots, by default
+        placing += ["--oversubscribe"] if oversubscribe or (how and not elsewhere) else []
+        placing += ["--bind-to", "none"] if how == BIND else []
     theirs = [name for name in os.environ if name.startswith(_OF_JAX) or name in _OF_PYTHON]
     forwarded = [LAUNCHER, *ours, *(theirs if where else [])]  # ranks on this host inherit all variables
 
@@ -186,9 +183,8 @@ def run(
     starts, again, there = Restarts(restarts), True, where
     while again:
         whole = on(there)
-        end = asyncio.run(
-            Job(whole, environ, grace, host_timeout).run(partial(click.echo, f"+ {in_words(whole)}", err=True))
-        )
+        job = Job(whole, environ, grace, host_timeout)
+        end = asyncio.run(job.run(partial(click.echo, f"+ {in_words(whole)}", err=True)))
         again, said = starts.after(end)
         if said:
             say(said)

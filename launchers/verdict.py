@@ -153,8 +153,7 @@ def remark(process: ProcessState) -> str:
         return f"{process} {process.how} {process.where}; the others continue without it."
     if process.crashed and process.worked:
         return (
-            f"{process} {process.how} {process.where}; the others continue, and the job ends with "
-            f"{_code(process, 0)}."
+            f"{process} {process.how} {process.where}; the others continue, and the job ends with {_code(process, 0)}."
         )
     return ""
 
