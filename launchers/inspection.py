@@ -129,7 +129,7 @@ def ask(name: str) -> dict[str, dict[str, Any]]:
 
 
 def answer(name: str, says: Callable[[], dict[str, dict[str, Any]]]) -> None:
-    """Send what `says` returns to whoever connects to the abstract socket of this name, from now on, in a thread."""
+    """Answer each connection to the abstract socket of this name with what `says` returns, from now on, in a thread."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(f"\0{name}")
     server.listen()
