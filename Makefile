@@ -23,7 +23,8 @@ KNOWN_XLA_FLAGS := $(VENV)/.xla_flags
 # All packages that make installs have the versions of this file: the tested ones, for each supported Python.
 CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install -qq --root-user-action=ignore --constraint $(CONSTRAINTS)
+# Python compiles what is imported, when it is: of all that is installed, that is little.
+INSTALL := $(PIP) install -qq --no-compile --root-user-action=ignore --constraint $(CONSTRAINTS)
 
 # Open MPI asks root to confirm twice. As an ordinary user these do nothing.
 export OMPI_ALLOW_RUN_AS_ROOT := 1

@@ -53,8 +53,10 @@ def parser() -> Sybil:
 RUN = [page for page in PAGES if "```python" in page.read_text()]  # parsing them takes a second
 LONG = {
     "README.md",  # test_outputs.py runs its program
+    "docs/federated.md",
     "docs/models.md",
     "docs/port.md",
+    "docs/port_optax.md",
     "docs/recipes.md",
     "docs/sharp_bits.md",
     "docs/strategies.md",

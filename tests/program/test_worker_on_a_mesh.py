@@ -30,7 +30,7 @@ COVERS = (
 FEATURES, HIDDEN, OUT = 12, 192, 4  # a matrix of HIDDEN² doubles is a part of a message by itself
 SPECS = {"a": P("fsdp", "tp"), "b": P("tp", "fsdp"), "c": P("fsdp"), "s": P()}
 TX = relaxed_tx(optax.adam(1e-2))
-SHAPES = ((2, 2), (4, 1), (1, 4))
+SHAPES = ((2, 2), *(pytest.param(shape, marks=pytest.mark.long) for shape in ((4, 1), (1, 4))))
 
 
 @pytest.fixture(autouse=True)

@@ -27,15 +27,15 @@ class Row:
         example is known. A leaf that is a `jax.ShapeDtypeStruct` can have any values.
       refused: whether the data are refused, with an error whose last words are the line to write. The program takes
         what that line says.
-      per_worker: whether each worker has an iterator of its own, so that nothing can be resized.
-      on_ranks: whether it is tested on ranks.
+      on_ranks: whether it is tested in programs, and on ranks.
+      in_program: whether it is tested in programs, and not on ranks.
     """
 
     data: str
     examples: Any
     refused: bool = False
-    per_worker: bool = False
     on_ranks: bool = False
+    in_program: bool = False
 
     @property
     def length(self) -> int:

@@ -21,7 +21,7 @@ COVERS = ("adaptive/data/advice.py", "adaptive/data/rows.py")
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.on_ranks or not row.refused))
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.on_ranks or row.in_program))
 def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         seen = [check(row, program, program.step()) for _ in range(KEPT)]
@@ -33,8 +33,8 @@ def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_s
         assert [check(row, restored, restored.step()) for _ in range(STEPS - KEPT)] == seen[KEPT:]
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.refused and not row.on_ranks))
-def test_the_line_that_an_error_says_to_write_gives_each_example_once_per_epoch(group, row):
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: not (row.on_ranks or row.in_program)))
+def test_data_or_the_line_that_an_error_says_to_write_give_each_example_once_per_epoch(group, row):
     stream = Stream(open_data(group.build(row), 1, range(1)), seed=3, workers=range(1))
     seen = np.zeros(row.length, int)
     for _ in range(2 * row.length // GLOBAL_BATCH):
