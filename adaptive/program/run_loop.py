@@ -56,12 +56,13 @@ class RunLoop:
         self._under_way = threading.Lock()  # held during a step
         self._pid = os.getpid()
 
-    def step(self, *, wait: bool = True) -> Report:
+    def step(self, *, wait: bool = True, has_settings: bool | None = None) -> Report:
         """Run one step; see `Program.step`.
 
         Args:
           wait: whether to wait until the step is known to be finite. If not, and it turns out not to be, later steps
             are taken back, and it is taken again and reported again.
+          has_settings: whether this thread has the settings of the build; `None`: find out.
 
         Raises:
           DriverError: a step of this program is already running; or this process is a forked child of the program's.
@@ -76,7 +77,7 @@ class RunLoop:
             )
         try:
             ambient = self._parts.ambient
-            if ambient.matches_here():
+            if ambient.matches_here() if has_settings is None else has_settings:
                 return self._step(wait)
             with ambient.settings():
                 return self._step(wait)

@@ -44,6 +44,7 @@ def steps_of_run(
     """
     p, run = parts, parts.run
     loop.settle()
+    has_settings = p.ambient.matches_here()  # not asked in every step, since that takes longer than all else there
     progress = flag("progress", progress)
     if record is not None and not isinstance(record, str | os.PathLike):
         raise DriverError(f'record= is the path of a file, such as "run.jsonl"; got {record!r}.')
@@ -70,7 +71,7 @@ def steps_of_run(
                 p.decisions.stopped = False  # on values of a step that is taken again
                 continue
             try:
-                report = loop.step(wait=False)
+                report = loop.step(wait=False, has_settings=has_settings)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt from None  # without the frames of a step
             except RunOver:  # this process was in reserve until the run ended

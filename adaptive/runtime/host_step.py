@@ -16,10 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from adaptive.base.activity import COMPUTING, EXCHANGING
-from adaptive.base.channel import SentMessage
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
@@ -29,7 +27,6 @@ from .nan_origin import FailedStep, find_trouble
 from .schedule import Schedule, Sent, Stage
 from .step_plan import Outcome, Prefetch, StepContext
 
-_NO_STATUS = np.zeros(0)
 _NAN = float("nan")
 
 
@@ -67,6 +64,7 @@ class HostStep:
             given = [microbatches for microbatches, _ in chosen]
             self._left = self._granted = min(steps for _, steps in chosen)
         self._schedule = None  # frees what it holds
+        jax.block_until_ready(ctx.workers.committed)
         return Schedule(ctx, given, readings, share.batches)
 
     def min_microbatches_of(self, size: int, global_batch: int) -> int:
@@ -102,7 +100,7 @@ class HostStep:
                 if level.operations or level is schedule.levels[0]:
                     self._compute(level, seconds, prefetch if level is schedule.levels[0] else None, share.sizes)
                 if level.messages:
-                    failed = self._exchange(level, seconds, sent, readings[0].step + 1, more)
+                    failed = self._exchange(schedule, level, seconds, sent, readings[0].step + 1, more)
                     if failed is not None:
                         return self._give_up(failed, share, readings, schedule, sent, seconds, search=search)
             results = self._commit(schedule)
@@ -135,7 +133,9 @@ class HostStep:
         for i, ended in enumerate(waiters.map(_ready_at, level.waits)):
             seconds[i] += ended - started
 
-    def _exchange(self, level: Stage, seconds: list[float], sent: list[int], step: int, more: str) -> Sent | None:
+    def _exchange(
+        self, schedule: Schedule, level: Stage, seconds: list[float], sent: list[int], step: int, more: str
+    ) -> Sent | None:
         """Exchange the messages of one level.
 
         Args:
@@ -147,26 +147,25 @@ class HostStep:
         """
         ctx, steps, arrived, activity = self._ctx, self._steps, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
-        for result in ctx.workers.committed:
-            result.block_until_ready()
+        if schedule.waits_for_update:
+            jax.block_until_ready(ctx.workers.committed)
         activity.now = EXCHANGING
         activity.marks.append((EXCHANGING, time.perf_counter(), ctx.world.waited))
         for message in level.messages:
-            number, dtype, travels, gate, parts, arrives = message
+            number, out, travels, gate, parts, arrives = message
             rows: Sequence[Sequence[Any]] = list(map(getitem, *parts))
             if not travels or not (gate is None or bool(gate[0][gate[1]])):
                 for values, places, row in zip(*arrives, rows, strict=True):
                     values[places] = row
                 continue
-            about = f"message {number + 1} of step {step} of {steps.name}"
             if number == steps.status_message:
                 ctx.status.own_seconds = activity.of_workers(seconds)
-                own = ctx.status.encode().astype(dtype)
-            else:
-                own = _NO_STATUS.astype(dtype)
+                out.status = ctx.status.encode().astype(out.status.dtype)
             sent.append(number)
-            sent_message = SentMessage(rows, own, about, more, step)
-            arrived.append((message, *ctx.channels[number].exchange(sent_message)))
+            out.parts, out.about = rows, f"message {number + 1} of step {step} of {steps.name}"
+            out.more, out.step = more, step
+            arrived.append((message, *ctx.channels[number].exchange(out)))
+            out.parts = ()
         del rows
         activity.now = COMPUTING
         activity.marks.append((COMPUTING, time.perf_counter(), ctx.world.waited))

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
+from adaptive.base.channel import SentMessage
 from adaptive.base.values.arrays import is_key
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import FIXED, Reading
 
 from .kernels.microbatches import Microbatches
 from .message import neutral_parts
-from .segment import FLOATS, INTS, START, Address, SegmentFunction
+from .segment import FLOATS, INTS, START, Address, SegmentFunction, final_results
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
@@ -65,14 +66,14 @@ class Sent(NamedTuple):
     """A message of a level.
 
     Attributes:
-      dtype: of the part with the status.
+      sent: what the process sends, filled in each step. Without a status, that has no elements.
       travels: whether it is sent. If not, each worker's own parts are its results.
       gate: where the condition is for sending it; `None` if it is sent in every step.
       parts, arrives: the places of its own and its reduced parts: values and slices, by local index.
     """
 
     number: int
-    dtype: np.dtype
+    sent: SentMessage
     travels: bool
     gate: tuple[Values, int] | None
     parts: tuple[list[Values], list[slice]]
@@ -147,6 +148,8 @@ class Schedule:
       commits: the operations that end the step, of the present workers.
       seconds: by local index, 0; NaN for a worker without examples.
       frees: everything of the step but the state; dropped when it ends.
+      waits_for_update: whether a step's first parts may be ready before the update of the step before is done. If a
+        kernel of every worker reads a leaf that the update computes, they are not.
     """
 
     def __init__(
@@ -164,6 +167,11 @@ class Schedule:
         self._batches = [batch for worker in workers for batch in worker.batches]
         self._fed = [fed for worker in workers for fed in worker.fed]
         self.frees = [place for worker in workers for place in worker.frees]
+        updated, kernel = set(final_results(plan)), ctx.kernels.kernel
+        self.waits_for_update = 0 not in plan.microbatches or any(
+            not of_worker or updated.isdisjoint(kernel(i, of_worker[0], 0).call.arguments)
+            for i, of_worker in enumerate(microbatches)
+        )
         self._is_new = True  # its vectors are those of the first step
         # Sources that change from step to step, and their places in the vectors.
         self._changing = [
@@ -201,8 +209,8 @@ def _level(ctx: StepContext, level: int, workers: Sequence[_WorkerPlaces]) -> St
         gate = None if message.gate is None else (first.values, first.places["prologue", 0, message.gate])
         parts = [worker.parts_of(number, count) for worker in workers]
         arrives = [worker.temporary([("message", number, i) for i in range(count)]) for worker in workers]
-        dtype = layouts[number].parts[0].dtype
-        messages.append(Sent(number, dtype, message.travels, gate, _apart(parts), _apart(arrives)))
+        sent = SentMessage((), np.zeros(0, layouts[number].parts[0].dtype))
+        messages.append(Sent(number, sent, message.travels, gate, _apart(parts), _apart(arrives)))
         waits = waits or [(place.values, place.places.start) for place in parts]
         frees += [place for place, worker in zip(parts, workers, strict=True) if worker.microbatches]
     return Stage(operations, messages, waits, frees)

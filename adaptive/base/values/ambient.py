@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from functools import wraps
-from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -46,25 +45,6 @@ _DEBUG_CHECKS: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = 
 }
 
 
-_VALUE = attrgetter("value")
-_ASKED_BY_OBJECT = (
-    *("enable_x64", "debug_nans", "debug_infs"),
-    *("transfer_guard_host_to_device", "transfer_guard_device_to_host", "transfer_guard_device_to_device"),
-)  # jax.transfer_guard, and the setting of that name, set all three
-
-
-def _states() -> tuple[Any, ...]:
-    """Return the config objects that `matches_here` reads, or () if this version of JAX lacks them.
-
-    Reading a setting by its name costs a Python call; the object's `value` costs none.
-    """
-    found = tuple(getattr(jax, name, None) for name in _ASKED_BY_OBJECT)
-    return found if all(hasattr(state, "value") for state in found) else ()
-
-
-_STATES = _states()
-
-
 def current_settings() -> Callable[[], AbstractContextManager[None]]:
     """Return a context manager that applies this thread's current settings to the thread that enters it."""
     wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
@@ -91,7 +71,6 @@ class AmbientContext:
     def __init__(self) -> None:
         self._context, self._settings = copy_context(), current_settings()
         self._wide = jax.config.jax_enable_x64
-        self._held: object = None  # settings under which compiled programs can be called directly, as last found
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function in this context. Context variables that the function sets are discarded."""
@@ -111,14 +90,9 @@ class AmbientContext:
     def matches_here(self) -> bool:
         """Return whether the calling thread has the x64 setting of the build and no debug checks on.
 
-        If so, compiled segments can be called directly. Called in every step.
+        If so, compiled segments can be called directly.
         """
-        settings = *map(_VALUE, _STATES), jax.config.jax_disable_jit, jax.sharding.get_abstract_mesh()
-        if settings == self._held and _STATES:
-            return True
-        holds = jax.config.jax_enable_x64 == self._wide and not _has_debug_checks()
-        self._held = settings if holds else None
-        return holds
+        return jax.config.jax_enable_x64 == self._wide and not _has_debug_checks()
 
 
 def with_build_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
