@@ -25,13 +25,11 @@ class BoundArrays(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """The fields of `Limits`."""
-
-    lower: tuple[int, ...]  # minimum examples of each worker
-    upper: tuple[int, ...]  # maximum examples of each worker
-    quantum: int = 1  # preferred multiple: such sizes need few kernels
-    multiple: int = 1  # required multiple: from the driver's minibatches
-    examples: int = sys.maxsize  # maximum over all workers: the data set's length
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    quantum: int = 1
+    multiple: int = 1
+    examples: int = sys.maxsize
     call_overhead: float = 0.0
 
 

@@ -48,10 +48,8 @@ def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limit
 
 
 def check_shares(shares: Sequence[float] | np.ndarray, n_workers: int) -> np.ndarray:
-    """Return shares as an array of floats; shape=(n_workers,).
-
-    Raises:
-      BatchSizeError: they are not one finite number per worker, none negative and not all zero.
+    """Return shares as an array of floats; shape=(n_workers,). Raises a BatchSizeError unless they are one finite number
+    per worker, none negative and not all zero.
     """
     weight = reals(shares)
     if weight is None:
@@ -75,13 +73,10 @@ def _brief(values: np.ndarray) -> str:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a user's number of examples as an integer.
+    """Return a user's number of examples as an integer. Raises a BatchSizeError if it isn't a positive one.
 
     Args:
       name: of the argument, for errors.
-
-    Raises:
-      BatchSizeError: it isn't an integer, or is below 1.
     """
     number = whole(value)
     if number is None or number < 1:
@@ -90,10 +85,8 @@ def positive(name: str, value: Any) -> int:
 
 
 def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
-    """Return each worker's largest local batch, given as one number for all workers or one for each.
-
-    Raises:
-      BatchSizeError: it is neither.
+    """Return each worker's largest local batch. Raises a BatchSizeError unless one number is given for all workers, or
+    one for each.
     """
     if whole(max_local_batch) is not None:
         return [positive("max_local_batch", max_local_batch)] * n_workers

@@ -37,13 +37,10 @@ class Engine:
     """Runs the steps of one plan on this process's workers.
 
     Args:
-      plans: the driver's plans, for any number of examples.
       state: leaves of the initial state; see `WorkerState`.
-      kernels: how kernels are compiled and chosen.
-      status: the status, exchanged with the last message of each step.
+      status: exchanged with the last message of each step.
       finite: whether values that are not finite prevent a commit.
       name: the program's name, which distinguishes its messages from those of other programs.
-      activity: records the engine's activities.
       revision: incremented when steps must be prepared again.
 
     Attributes:
@@ -111,12 +108,12 @@ class Engine:
 
     @property
     def states(self) -> States:
-        """The leaves of each worker's state, by local index, after the last step."""
+        """See `WorkerState`."""
         return self.workers.states
 
     @property
     def op_states(self) -> OpStates:
-        """The leaves of each worker's operator states, by local index, after the last step."""
+        """See `WorkerState`."""
         return self.workers.op_states
 
     @property

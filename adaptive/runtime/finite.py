@@ -33,16 +33,12 @@ _NAMED = 3  # leaves of one all_reduce that an error lists
 
 
 class _Range(NamedTuple):
-    """Adjacent elements of a part with the same result type and the same weight.
-
-    Attributes:
-      weight: the index of the weight in part 0; -1 for none.
-    """
+    """Adjacent elements of a part with the same result type and the same weight."""
 
     part: int
     start: int
     stop: int
-    weight: int
+    weight: int  # its index in part 0; -1 for none
     dtype: np.dtype
 
 
@@ -185,42 +181,26 @@ def _largest(x: np.ndarray) -> float:
 
 
 class Reduced(NamedTuple):
-    """The values of a reduced message that are not finite.
+    """The values of a reduced message that are not finite."""
 
-    Attributes:
-      weightless: contributions, with the sum of their weights.
-      too_large: other contributions whose result is not finite.
-    """
-
-    weightless: list[tuple[int, float]]
-    too_large: list[int]
+    weightless: list[tuple[int, float]]  # contributions by whose sum of weights values cannot be divided, with that sum
+    too_large: list[int]  # other contributions whose result is not finite
 
 
 class Culprit(NamedTuple):
-    """A worker whose contributions are not finite.
-
-    Attributes:
-      contributions: their numbers in the message.
-      origin: a description of the origin of the first such value; "" if unknown.
-    """
+    """A worker whose contributions are not finite."""
 
     worker: int
-    contributions: tuple[int, ...]
-    origin: str = ""
+    contributions: tuple[int, ...]  # by their numbers in the message
+    origin: str = ""  # of the first such value, in words; "" if unknown
 
 
 class Trouble(NamedTuple):
-    """Why a step was not committed. Replicated.
+    """Why a step was not committed. Replicated."""
 
-    Attributes:
-      causes: a clause for each cause.
-      origins: a line for each worker where the origin of its values is known.
-      of_state: whether the state itself is not finite.
-    """
-
-    causes: list[str]
-    origins: list[str]
-    of_state: bool
+    causes: list[str]  # a clause each
+    origins: list[str]  # a line for each worker whose values' origin is known
+    of_state: bool  # whether the state itself is not finite
 
 
 def describe_trouble(message: Sequence[Contribution], reduced: Reduced, culprits: Sequence[Culprit]) -> Trouble:

@@ -47,40 +47,24 @@ NO_FAULT = -1  # in place of the number of a step
 
 
 class Given(NamedTuple):
-    """The program's inputs besides the state that it replaces.
+    """The program's inputs besides the state that it replaces."""
 
-    Attributes:
-      state: the leaves that it does not change.
-      floats, ints: the vectors of sources (`Feed`) of all workers; a row for each.
-      step: the number of completed steps; the program increments it.
-      fault: the number of the first step that was not finite; `NO_FAULT` if none was.
-      consts: arrays of the driver's closure, for each segment.
-      batch: leaves of the global batch, in the order of workers.
-    """
-
-    state: list[Any]
-    floats: Any
+    state: list[Any]  # the leaves that it does not change
+    floats: Any  # and ints, the vectors of sources (`Feed`) of all workers; a row for each
     ints: Any
-    step: Any
-    fault: Any
-    consts: list[dict[Address, Any]]
-    batch: list[Any]
+    step: Any  # the number of completed steps; the program increments it
+    fault: Any  # the number of the first step that was not finite; `NO_FAULT` if none was
+    consts: list[dict[Address, Any]]  # arrays of the driver's closure, for each segment
+    batch: list[Any]  # leaves of the global batch, in the order of workers
 
 
 class Results(NamedTuple):
-    """The program's results.
+    """The program's results."""
 
-    Attributes:
-      replaced: the new state and operator states.
-      step: the step number for the next step.
-      fault: as in `Given`, this step included.
-      shown: hook values and metrics.
-    """
-
-    replaced: list[jax.Array]
-    step: jax.Array
-    fault: jax.Array
-    shown: list[jax.Array]
+    replaced: list[jax.Array]  # the new state and operator states
+    step: jax.Array  # the step number for the next step
+    fault: jax.Array  # as in `Given`, this step included
+    shown: list[jax.Array]  # hook values and metrics
 
 
 def why_not(plan: Plan, mesh: WorkerMesh) -> str:
@@ -103,10 +87,6 @@ def _needs_its_own_program(eqn: JaxprEqn) -> bool:
 
 class FusedProgram:
     """One step of equal batches, compiled for a mesh.
-
-    Args:
-      ctx: the parts that the engine's steps share.
-      microbatches: those of each worker.
 
     Attributes:
       consts: arrays that the program's segments close over, on the mesh.

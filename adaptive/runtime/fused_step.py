@@ -77,8 +77,7 @@ class FusedStep:
     """Runs steps in which all workers of a mesh run the same microbatches.
 
     Args:
-      ctx: the parts that the engine's steps share; `why_not` must be "" for its plan.
-      mesh: the mesh of the world's workers.
+      ctx: `why_not` must be "" for its plan.
 
     Attributes:
       fault: the number of steps before the first one that was not finite; `NO_FAULT` if none is known. Replicated.
@@ -211,9 +210,8 @@ class FusedStep:
         return True
 
     def _there(self, is_sample: bool) -> bool:
-        """Return whether all processes have the program for the current size.
-
-        If not, it is compiled in the background, and checked again in later host steps.
+        """Return whether all processes have the program for the current size. If not, it is compiled, and checked again
+        in later host steps.
         """
         microbatches = self._microbatches
         if self.waits:
@@ -345,11 +343,7 @@ class FusedStep:
         return Outcome(self._steps, [*unknown, *shown], list(seconds), microbatches, len(self._sent), self._bytes)
 
     def _run(self, program: FusedProgram, held: list[jax.Array], given: Given, most: int, heard: np.ndarray) -> Results:
-        """Dispatch the program, after all processes have reached it, and read verdicts.
-
-        Args:
-          heard: the status, summed over all processes.
-        """
+        """Dispatch the program, after all processes have reached it, and read verdicts. `heard`: the summed status."""
         ctx = self._ctx
         if self._several:
             ctx.activity.turn(COMPUTING)

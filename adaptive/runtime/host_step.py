@@ -34,7 +34,6 @@ class HostStep:
     """Takes steps on this process's workers.
 
     Args:
-      ctx: the parts that steps share.
       compares_groups: whether the driver compares groups of examples, so that a lone worker needs two microbatches.
     """
 
@@ -112,10 +111,7 @@ class HostStep:
 
     def _compute(self, level: Stage, seconds: list[float], prefetch: Prefetch | None, sizes: tuple[int, ...]) -> None:
         """Dispatch the operations of a level, and wait until all workers have computed their parts of its messages.
-
-        Args:
-          seconds: by local index; how long that took is added.
-          prefetch: called when the operations are dispatched.
+        Adds to `seconds`, by local index, how long that took.
         """
         waiters, started = self._ctx.waiters, time.perf_counter()
         for run, values, arguments, results, frees in level.operations:
@@ -136,15 +132,7 @@ class HostStep:
     def _exchange(
         self, schedule: Schedule, level: Stage, seconds: list[float], sent: list[int], step: int, more: str
     ) -> Sent | None:
-        """Exchange the messages of one level.
-
-        Args:
-          sent: grows by the numbers of the messages that were sent.
-          more: added to the error if processes are in different collectives.
-
-        Returns:
-          A message that is not finite; `None` if all are.
-        """
+        """Exchange the messages of one level, and add their numbers to `sent`. Return one that is not finite, if any."""
         ctx, steps, arrived, activity = self._ctx, self._steps, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
         if schedule.waits_for_update:

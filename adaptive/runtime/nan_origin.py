@@ -33,23 +33,15 @@ from .step_plan import StepContext
 
 
 class FailedStep(NamedTuple):
-    """The data of a step that ended at a message that is not finite.
-
-    Attributes:
-      share, readings, microbatches: see `HostStep`.
-      number: the number of the message.
-      parts: the message's parts that each worker has packed, by local index.
-      reduced: its reduced parts.
-      earlier: the reduced parts of messages of earlier levels, by message and local index.
-    """
+    """The data of a step that ended at a message that is not finite."""
 
     share: Share
     readings: Sequence[Reading]
     microbatches: Sequence[Microbatches]
-    number: int
-    parts: Sequence[Sequence[jax.Array]]
+    number: int  # of the message
+    parts: Sequence[Sequence[jax.Array]]  # that each worker has packed, by local index
     reduced: Sequence[jax.Array]
-    earlier: Mapping[int, Sequence[Sequence[jax.Array]]]
+    earlier: Mapping[int, Sequence[Sequence[jax.Array]]]  # reduced parts of earlier levels, by message and local index
 
 
 def find_trouble(ctx: StepContext, failed: FailedStep, *, search: bool) -> Trouble:
@@ -71,11 +63,7 @@ def find_trouble(ctx: StepContext, failed: FailedStep, *, search: bool) -> Troub
 
 
 def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Sequence[int]) -> str:
-    """Return a description of the origin of a worker's values that are not finite.
-
-    Args:
-      numbers: the contributions, by their numbers in the message.
-    """
+    """Return a description of the origin of a worker's contributions that are not finite."""
     start, taking_part = 0, jnp.asarray(failed.readings[local_index].taking_part)
     try:
         for size in failed.microbatches[local_index]:
@@ -94,12 +82,7 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Seq
 def _inputs(
     ctx: StepContext, failed: FailedStep, plan: Plan, local_index: int, start: int, size: int
 ) -> dict[Var, Any]:
-    """Return the inputs of a microbatch, by the variables of its graph.
-
-    Args:
-      plan: the plan for microbatches of `size` examples.
-      start: index of the microbatch's first example in the worker's batch.
-    """
+    """Return the inputs of the microbatch that begins at `start`, by the variables of its graph."""
     steps, graph, reading = ctx.step_plan, plan.graph, failed.readings[local_index]
     n = len(failed.microbatches[local_index])
     floats, ints = map(jnp.asarray, steps.feed.measure(reading, n))

@@ -48,18 +48,13 @@ class Range:
 
 
 class BoundProgram(NamedTuple):
-    """A compiled program, and the places of its arguments and results.
-
-    Attributes:
-      arguments: returns the arguments, from the worker's values.
-      frees: dropped afterwards.
-    """
+    """A compiled program, and the places of its arguments and results."""
 
     run: Callable[..., list[Any]]
     values: Values
-    arguments: Callable[[Values], Sequence[Any]]
+    arguments: Callable[[Values], Sequence[Any]]  # returns the arguments, from the worker's values
     results: slice
-    frees: Range | None
+    frees: Range | None  # dropped afterwards
 
 
 class Sent(NamedTuple):
@@ -81,59 +76,39 @@ class Sent(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The operations before the messages of one level, and the messages.
-
-    Attributes:
-      waits: the place of a value of each worker that is ready when its parts are, by local index.
-      frees: the parts, which are dropped when all messages have arrived.
-    """
+    """The operations before the messages of one level, and the messages."""
 
     operations: list[BoundProgram]
     messages: list[Sent]
-    waits: list[tuple[Values, int]]
-    frees: list[Range]
+    waits: list[tuple[Values, int]]  # the place of a value of each worker that is ready when its parts are
+    frees: list[Range]  # the parts, which are dropped when all messages have arrived
 
 
 class Commit(NamedTuple):
-    """The final operation of one worker. Of its results the first ones are kept, which replace the state.
-
-    Attributes:
-      keeps: the places of local leaves, which a worker without examples keeps.
-    """
+    """The final operation of one worker. Of its results the first ones are kept, which replace the state."""
 
     operation: BoundProgram
-    keeps: list[int]
+    keeps: list[int]  # the places of local leaves, which a worker without examples keeps
 
 
 class Batch(NamedTuple):
-    """Where the examples of one microbatch go.
-
-    Attributes:
-      leaves_of: returns all leaves of the worker's batch.
-      takes: returns the leaves that kernels read, of all.
-      rows: those of the worker's batch; `None`: all.
-    """
+    """Where the examples of one microbatch go."""
 
     local_index: int
-    leaves_of: Callable[[Any], list[Any]]
-    takes: Callable[[list[Any]], Sequence[Any]]
-    rows: slice | None
+    leaves_of: Callable[[Any], list[Any]]  # returns all leaves of the worker's batch
+    takes: Callable[[list[Any]], Sequence[Any]]  # returns the leaves that kernels read, of all
+    rows: slice | None  # those of the worker's batch; `None`: all
     place: Range
 
 
 class Fed(NamedTuple):
-    """Where the two vectors of sources of a worker's step go.
-
-    Attributes:
-      place: of the floats; the integers are at the next one.
-      host, device: the vectors when the schedule was built.
-    """
+    """Where the two vectors of sources of a worker's step go."""
 
     local_index: int
     values: Values
-    place: int
-    host: Sequence[np.ndarray]
-    device: Sequence[jax.Array]
+    place: int  # of the floats; the integers are at the next one
+    host: Sequence[np.ndarray]  # the vectors when the schedule was built
+    device: Sequence[jax.Array]  # the same
 
 
 class Schedule:

@@ -240,15 +240,11 @@ def final_results(plan: Plan) -> tuple[Address, ...]:
 
 
 class _Values(dict[Var, Any]):
-    """Values of variables.
-
-    Attributes:
-      per_use: copies of the results of messages, for each use but the last.
-    """
+    """Values of variables."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.per_use: dict[Var, list[jax.Array]] = {}
+        self.per_use: dict[Var, list[jax.Array]] = {}  # copies of the results of messages, for each use but the last
 
     def __getitem__(self, var: Var) -> Any:
         copies = self.per_use.get(var)

@@ -52,13 +52,11 @@ class StepPlan:
     """Data that is the same in every step of a plan.
 
     Args:
-      plans: the driver's plans, for any number of examples. Everything except kernels comes from their reference.
       status: number of elements of the status.
       finite: whether values that are not finite prevent a commit.
-      name: the program's name.
 
     Attributes:
-      plan: the reference plan.
+      plan: the reference plan, from which everything except kernels comes.
       label: prefix of the names of compiled programs, in profiles.
       feed: the layout of sources in the segments' inputs.
       layouts: the layout of each message.

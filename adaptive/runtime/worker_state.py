@@ -154,12 +154,7 @@ class WorkerState:
         self.revision.increment()
 
     def _reset(self, local_index: int, replicated: Sequence[Any]) -> None:
-        """Set a worker's replicated leaves, and its local leaves to their initial values.
-
-        Args:
-          replicated: in the order of `_replicated`; or functions that return them. Copied, except the worker's own
-            arrays.
-        """
+        """Set a worker's replicated leaves (arrays, or functions that return them) and reset its local leaves."""
         values = self.fetch()[local_index]
         for (address, place), value in zip(self._shared.items(), replicated, strict=True):
             if value is not values[place]:

@@ -54,12 +54,8 @@ def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], C
 
 
 def report_failure(world: World, where: str, error: BaseException) -> None:
-    """Report to the other processes that this one has failed, unless they know.
-
-    Returns when they have received the report, or after `PATIENCE_SECONDS`.
-
-    Args:
-      where: "in step 4 of program 1 ('train')".
+    """Report to the other processes that this one has failed `where` ("in step 4 of program 1 ('train')"), unless they
+    know. Returns when they have received the report, or after `PATIENCE_SECONDS`.
     """
     if world.processes == 1 or is_known(error):
         return

@@ -21,15 +21,10 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limits(membership: Path, root: Path, machine_bytes: int) -> Iterator[MemoryLimit]:
-    """Yield the memory limits of the control groups that this process is in, and of their parents.
+    """Yield the limits below `machine_bytes` of the control groups that this process is in, and of their parents.
 
     In a container, `membership` may have the host's path while the process's own group is mounted at the root; groups
     without files are ignored.
-
-    Args:
-      membership: the file /proc/self/cgroup.
-      root: the folder /sys/fs/cgroup.
-      machine_bytes: the machine's memory; higher limits are left out.
     """
     lines = membership.read_text().splitlines() if membership.exists() else []
     for group in [root / line.removeprefix("0::/") for line in lines if line.startswith("0::/")]:

@@ -219,11 +219,7 @@ def _are_numbers(dtype: np.dtype) -> bool:
 
 
 def _narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array in a narrower dtype.
-
-    Raises:
-      NotAnArrayError: integers would wrap around, or finite numbers become infinite.
-    """
+    """Return an array in a narrower dtype. Raises a NotAnArrayError if a number does not fit it."""
     if array.dtype.kind in "iu":
         _check_integers(array, dtype)
         return array.astype(dtype)

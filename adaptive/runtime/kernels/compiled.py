@@ -27,30 +27,20 @@ _TRACES = 2  # number of sizes whose traces are kept for other devices of this p
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled segment on one device.
-
-    Attributes:
-      run: the compiled segment.
-      call: the segment: its arguments and results; its constants are on the device.
-      batch_bytes: bytes of the examples that it reads.
-    """
+    """A compiled segment on one device."""
 
     run: Callable[..., list[Any]]
-    call: SegmentFunction
-    batch_bytes: int = 0
+    call: SegmentFunction  # its arguments and results; its constants are on the device
+    batch_bytes: int = 0  # of the examples that it reads
 
 
 @dataclass
 class Counters:
-    """The cost of compiling so far. Local to this process.
-
-    Attributes:
-      waited_seconds: total time for which steps, or the start, waited for a compiler.
-    """
+    """The cost of compiling so far. Local to this process."""
 
     kernels: int = 0
     compile_seconds: float = 0.0
-    waited_seconds: float = 0.0
+    waited_seconds: float = 0.0  # of steps, or the start
 
 
 class CompiledKernels:

@@ -65,21 +65,13 @@ _DEFAULTS = KernelOptions()
 
 @dataclass
 class _Worker:
-    """The sizes that one worker uses.
+    """The sizes that one worker uses."""
 
-    Attributes:
-      asked: the size requested last by `Kernels.ask`.
-      current: the size of the steps until the requested one is in force.
-      own: the last size for which a kernel of its own was requested.
-      size, steps: the size of the last steps, and their number.
-      microbatches: those of the last steps.
-    """
-
-    asked: int = 0
-    current: int = 0
-    own: int = 0
-    size: int = 0
-    steps: int = 0
+    asked: int = 0  # last, by `Kernels.ask`
+    current: int = 0  # until that is in force
+    own: int = 0  # the last one for which a kernel of its own was requested
+    size: int = 0  # of the last steps
+    steps: int = 0  # their number
     microbatches: Microbatches = ()
 
     def count_steps(self, size: int, taken: int) -> None:
