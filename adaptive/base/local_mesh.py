@@ -48,8 +48,8 @@ class LocalMesh:
         return self.whole if examples % self.granule else self._split
 
     def of_leaf(self, leaf: Any) -> NamedSharding | None:
-        """Return the sharding of a leaf of the initial state; `None` if it is not on this mesh. Raises a CollectiveError
-        if it is sharded over another one.
+        """Return the sharding of a leaf of the initial state; `None` if it is not on this mesh. Raises a
+        CollectiveError if it is sharded over another one.
         """
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh:

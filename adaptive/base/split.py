@@ -48,8 +48,8 @@ def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limit
 
 
 def check_shares(shares: Sequence[float] | np.ndarray, n_workers: int) -> np.ndarray:
-    """Return shares as an array of floats; shape=(n_workers,). Raises a BatchSizeError unless they are one finite number
-    per worker, none negative and not all zero.
+    """Return shares as an array of floats; shape=(n_workers,). Raises a BatchSizeError unless they are one finite
+    number per worker, none negative and not all zero.
     """
     weight = reals(shares)
     if weight is None:

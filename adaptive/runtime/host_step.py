@@ -132,7 +132,7 @@ class HostStep:
     def _exchange(
         self, schedule: Schedule, level: Stage, seconds: list[float], sent: list[int], step: int, more: str
     ) -> Sent | None:
-        """Exchange the messages of one level, and add their numbers to `sent`. Return one that is not finite, if any."""
+        """Exchange the messages of a level, and add their numbers to `sent`. Return one that is not finite, if any."""
         ctx, steps, arrived, activity = self._ctx, self._steps, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
         if schedule.waits_for_update:
