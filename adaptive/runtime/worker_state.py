@@ -184,7 +184,9 @@ class WorkerState:
         """Return the replicated leaves, or the parts of sharded ones, as contiguous arrays, for `adopt` on a joining
         process.
         """
-        return [np.asarray(numbers_of(part), order="C") for leaf in self._replicated() for part in _parts_of(leaf)]
+        leaves = [(leaf, _shards_of(leaf)) for leaf in self._replicated()]
+        parts = [part for leaf, shards in leaves for part in ([leaf] if shards is None else shards.of(leaf))]
+        return [np.asarray(numbers_of(part), order="C") for part in parts]
 
     def receive_buffers(self) -> list[np.ndarray]:
         """Return receive buffers for the arrays of `export`."""
@@ -205,11 +207,6 @@ class WorkerState:
 def _shards_of(leaf: jax.Array) -> DeviceParts | None:
     """Return what a leaf consists of if it is sharded."""
     return None if leaf.is_fully_replicated or is_key(leaf) else DeviceParts(leaf.shape, leaf.sharding)
-
-
-def _parts_of(leaf: jax.Array) -> list[jax.Array]:
-    shards = _shards_of(leaf)
-    return [leaf] if shards is None else shards.of(leaf)
 
 
 def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:

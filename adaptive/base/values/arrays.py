@@ -65,18 +65,13 @@ def is_array(value: Any) -> bool:
 
     Includes sparse matrices, which `on_host` refuses.
     """
-    known = isinstance(value, bytes | bytearray | memoryview | np.generic)
-    return known or hasattr(type(value), "__array__") or is_sparse(value)
-
-
-def is_sparse(value: object) -> bool:
-    """Return whether `value` is a sparse matrix of scipy, jax.experimental.sparse or pydata's sparse."""
-    return _sparse_advice(type(value)) is not None  # type: ignore[arg-type]  # mypy: a class is not hashable
+    known = isinstance(value, bytes | bytearray | memoryview | np.generic) or hasattr(type(value), "__array__")
+    return known or _sparse_advice(type(value)) is not None  # type: ignore[arg-type]  # mypy: a class is not hashable
 
 
 @lru_cache(maxsize=1024)
 def _sparse_advice(cls: type) -> str | None:
-    """Return the conversion of a sparse class to a dense array, as code; `None` for any other class."""
+    """Return how a sparse matrix (of scipy, JAX or pydata) becomes dense, as code; `None` for any other class."""
     modules = {c.__module__ for c in cls.__mro__}
     if hasattr(cls, "toarray") and any(m.startswith("scipy.sparse") for m in modules):
         return "x.toarray()"

@@ -43,7 +43,8 @@ def reals(values: Any) -> np.ndarray | None:
     if array.dtype == object:
         each = [real(value) for value in array.flat]
         return None if None in each else np.array(each, float).reshape(array.shape)
-    return array.astype(float) if _is_real(array.dtype) else None
+    is_real = jnp.issubdtype(array.dtype, jnp.integer) or jnp.issubdtype(array.dtype, jnp.floating)
+    return array.astype(float) if is_real else None
 
 
 def wholes(values: Any) -> np.ndarray | None:
@@ -115,7 +116,3 @@ def _scalar(value: Any) -> Any:
             return None
         return int(value) if np.asarray(value).dtype.kind in "iu" else float(array)  # a float does not hold all int64
     return value if isinstance(value, numbers.Number) and not isinstance(value, complex) else None
-
-
-def _is_real(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)

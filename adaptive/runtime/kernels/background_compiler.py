@@ -6,15 +6,13 @@ import atexit
 import ctypes
 import itertools
 import queue
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adaptive.base.values.ambient import current_settings
 
@@ -186,23 +184,13 @@ class BackgroundCompiler:
             self._pause, self._at = time.monotonic() - began, None
 
 
-def return_freed_memory() -> bool:
-    """Return free pages of the C library's heap to the system. Returns whether that is possible: only with glibc.
+def return_freed_memory() -> None:
+    """Return free pages of the C library's heap to the system, if it is glibc's.
 
     By itself glibc returns only memory at the top of its heap. Arrays up to 32 MiB (`M_MMAP_THRESHOLD`, which adapts)
     are allocated on the heap, where one small object can keep hundreds of free MiB below it: memory of compilers, and
     of gradients of several microbatches. A call takes milliseconds, in which other threads may wait to allocate, and
     pages must be mapped again later. So it is not called in every step.
     """
-    libc = _glibc()
-    if libc is None:
-        return False
-    libc.malloc_trim(0)
-    return True
-
-
-@cache
-def _glibc() -> Any:
-    """Return the C library if it has `malloc_trim`, else None."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "malloc_trim") else None
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

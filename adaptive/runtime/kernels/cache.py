@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import stat
@@ -13,11 +14,6 @@ from pathlib import Path
 from typing import IO
 
 import jax
-
-try:
-    import fcntl
-except ImportError:  # no Unix
-    fcntl = None  # type: ignore[assignment]
 
 _MIN_COMPILE_SECONDS = 0.1  # reading an entry back takes 20 ms
 _FOLDER = "adaptive-dataflow"
@@ -64,7 +60,7 @@ def one_compiles(name: str) -> Iterator[None]:
     system releases the lock if a process dies. The wait for a stopped process is limited.
     """
     folder = jax.config.jax_compilation_cache_dir
-    if fcntl is None or folder is None or not _ours(folder):
+    if folder is None or Path(folder).parent.name != _FOLDER:  # no lock files are written to a user's own folder
         yield
         return
     with ExitStack() as stack:
@@ -78,11 +74,6 @@ def one_compiles(name: str) -> Iterator[None]:
         yield
 
 
-def _ours(folder: str) -> bool:
-    """Return whether `share_compilations` created this cache. No lock files are written to other folders."""
-    return Path(folder).parent.name == _FOLDER
-
-
 def _taken(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,11 +83,7 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _cache_home() -> Path:
-    """Return the cache folder of the XDG specification, which ignores relative paths.
-
-    Raises:
-      RuntimeError: there is no home directory.
-    """
+    """Return the cache folder of the XDG specification, which ignores relative paths."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return base if base.is_absolute() else Path.home() / ".cache"
 

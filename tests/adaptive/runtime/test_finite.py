@@ -27,7 +27,7 @@ def variable(shape, dtype):
     return Var(jax.core.ShapedArray(shape, np.dtype(dtype)))
 
 
-EXAMPLES, TOKENS, NUMBER = (variable((), np.float32) for _ in range(3))
+EXAMPLES, NUMBER = (variable((), np.float32) for _ in range(2))
 
 
 def contribution(dtype="float32", shape=(2,), op="mean", how=None, scope=Scope.MICROBATCH, weight=EXAMPLES, name="x"):
@@ -152,13 +152,6 @@ def test_values_that_may_be_nan_are_not_checked():
     unknown[:, 4] = 0.0  # a mean of nothing is one of whatever value
     assert not passes(free, values, unknown)
     assert not passes([*free, contribution()], [[*row, np.nan] for row in values])
-
-
-def test_neighbors_are_looked_at_as_one():
-    layout = lay_out([contribution(shape=(n,)) for n in (3, 4, 5)], capacity=2, status=3)
-    assert [(r.start, r.stop) for r, _ in FiniteCheck(layout, "cpu")._ranges] == [(0, 12)]
-    layout = lay_out([contribution(), contribution(weight=TOKENS), contribution("bfloat16")], capacity=2, status=3)
-    assert len(FiniteCheck(layout, "cpu")._ranges) == 3
 
 
 # --- whose they are ---------------------------------------------------------------------------------------------------
