@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
@@ -29,19 +30,19 @@ class HostSurvey:
       heterogeneous: whether hardware or software differs between processes. Replicated.
       on_this_host: number of processes on this process's host. Local.
       host_names: names of the hosts, in the order of their first process. Replicated.
+      run_id: a new unique id, 12 hexadecimal digits, drawn by the first process. Replicated.
       compile_order: (index of this process, number of processes) among those of its host that share its compilation
         cache. Local.
     """
 
     def __init__(self, world: World, about: str = ""):
-        own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host()]).encode()
+        own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host(), secrets.token_hex(6)]).encode()
         descriptions = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
         everyone = [json.loads(theirs) for theirs in descriptions]
-        self.heterogeneous = len({kind for kind, _, _ in everyone}) > 1
-        caches = [cache for _, cache, _ in everyone]
-        hosts = dict.fromkeys(host for _, _, host in everyone)
-        self.on_this_host = [host for _, _, host in everyone].count(this_host())
-        self.host_names = tuple(host.partition(" ")[0] for host in hosts)
+        kinds, caches, hosts, ids = zip(*everyone, strict=True)
+        self.heterogeneous, self.run_id = len(set(kinds)) > 1, ids[0]
+        self.on_this_host = hosts.count(this_host())
+        self.host_names = tuple(host.partition(" ")[0] for host in dict.fromkeys(hosts))
         own_cache = caches[world.rank] if world.processes > 1 else None
         self.compile_order = (0, 1)
         if own_cache is not None:

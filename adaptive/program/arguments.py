@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,12 +68,6 @@ def next_name(world: World, driver: Driver) -> str:
 def built_in(world: World) -> None:
     """Record that all processes have built another program in this world."""
     _built[world] = _built.get(world, 0) + 1
-
-
-def new_run_id(world: World, name: str) -> str:
-    """Return a new unique id, 12 hexadecimal digits, drawn by the first process. Communicates. Replicated."""
-    own = secrets.token_hex(6).encode()
-    return (world.all_gather_bytes(own, f"building {name}")[0] if world.processes > 1 else own).decode()
 
 
 def check_driver(driver: Any) -> None:

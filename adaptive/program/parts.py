@@ -42,7 +42,7 @@ from adaptive.runtime.kernels.cache import share_compilations
 from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
 from adaptive.runtime.kernels.microbatches import CALL_OVERHEAD
 
-from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by, new_run_id
+from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by
 from .first_plan import check_alike, first_plan, plan_for_capacity
 from .members import MemberTracker, ProgramMailboxes
 from .reports import SkippedSteps, StepClock
@@ -163,9 +163,9 @@ class ProgramParts:
         self.mailboxes = ProgramMailboxes(world, self.plan, planner.mailboxes, name)
         if world.processes > 1:
             share_compilations()
-        machines, self.revision = HostSurvey(world, f"machines of {name}"), Revision()
+        machines, self.revision = HostSurvey(world, f"building {name}"), Revision()
         notes = [*self.data.notes, *self.plan.unused, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
-        self.run = RunState(new_run_id(world, name), notes=notes)
+        self.run = RunState(machines.run_id, notes=notes)
         fixed_by = "" if options.resizable else NOT_RESIZABLE
         if self.plan.one_size:
             options = replace(options, resizable=False)

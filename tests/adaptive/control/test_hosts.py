@@ -15,7 +15,7 @@ MACHINES = [("a", "n1:/c", "n1 4f"), ("a", "n1:/c", "n1 4f"), ("b", None, "n2 9d
 def survey(monkeypatch, machines, rank):
     for name, value in zip(("kind_of_machine", "cache_of_host", "this_host"), machines[rank], strict=True):
         monkeypatch.setattr(hosts, name, lambda *_, value=value: value)
-    everyone = [json.dumps(machine).encode() for machine in machines]
+    everyone = [json.dumps([*machine, f"id {rank}"]).encode() for rank, machine in enumerate(machines)]
     world = SimpleNamespace(
         processes=len(machines), rank=rank, devices=(), all_gather_bytes=lambda own, about: everyone
     )
@@ -25,6 +25,7 @@ def survey(monkeypatch, machines, rank):
 def test_each_process_knows_the_hosts_and_its_turn_among_those_that_share_its_cache(monkeypatch):
     found = [survey(monkeypatch, MACHINES, rank) for rank in range(4)]
     assert {(each.heterogeneous, each.host_names) for each in found} == {(True, ("n1", "n2"))}
+    assert {each.run_id for each in found} == {"id 0"}
     assert [each.on_this_host for each in found] == [3, 3, 1, 3]
     assert [each.compile_order for each in found] == [(0, 2), (1, 2), (0, 1), (0, 1)]
 
