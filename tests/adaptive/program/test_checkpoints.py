@@ -5,8 +5,6 @@ from __future__ import annotations
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -502,39 +500,11 @@ def test_a_directory_of_another_driver(two, tmp_path):
     assert inside(tmp_path / "run") == kept
 
 
-def test_a_directory_that_another_job_writes_to(tmp_path):
-    script = f"""
-import numpy as np, adaptive as ad, sys
-def driver(state, batch):
-    return state, {{}}
-with ad.Program(driver, 0.0, {{"x": np.ones(8)}}, global_batch=1) as program:
-    for report in program.run(checkpoint=ad.Checkpoints({str(tmp_path)!r}, every=1)):
-        if report.step == 3:
-            program._parts.run.checkpointer.wait()
-            print("three", flush=True)
-            sys.stdin.read()
-"""
-    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout.readline() == "three\n"
-        with build(counting("count"), [0.0]) as program:
-            program.restore(tmp_path / "no such", missing_ok=True)
-            match = f"is being written by process {other.pid} on .*since.*a separate directory"
-            first_step_is_not_taken(program, ad.Checkpoints(tmp_path), match)
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.communicate(timeout=limit(60))
-    assert (tmp_path / LOCK).exists()
-
-    def driver(state, batch):
-        return state, {}
-
-    with ad.Program(driver, 0.0, {"x": np.ones(8)}, global_batch=1) as program:
-        program.restore(tmp_path)  # the dead writer's lock is taken over, and what it left half done is cleared away
-        before = program.steps
-        run(program, tmp_path, 1)
-        assert names(tmp_path)[-1].endswith(f"step-{before + 1}")
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("0")] == [LOCK]
+def test_a_directory_that_another_job_writes_to(standing, tmp_path):
+    held = acquire(tmp_path)
+    match = r"is being written by process \d+ on .*since.*a separate directory"
+    first_step_is_not_taken(standing, ad.Checkpoints(tmp_path), match)
+    release(held)
 
 
 # --- the disk fails ---------------------------------------------------------------------------------------------------

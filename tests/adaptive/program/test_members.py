@@ -42,6 +42,7 @@ def rows(epoch):
     yield from ({"x": np.float32(i + 100 * epoch)} for i in range(24))
 
 
+SIZES_OF_ONE = {"revision", "_readiness", "_last_bounds"}  # of one process; the rest is replicated
 DATA = {"arrays": lambda: {"x": np.arange(24, dtype=np.float32)}, "an iterator": lambda: from_iterator(rows)}
 
 
@@ -63,11 +64,23 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         there, here = program._parts, other._parts
         there.skipped.in_a_row = 2
         there.hooks.catch_up(there.sizes)
+        usual = dict(vars(there.sizes))
+        vars(there.sizes).update(
+            {"pending": (4, 1), "next": (1, 4), "wanted": 9, "_all_ready": True, "_all_able": True}
+        )
+        there.membership.asked, there.membership._ready_elsewhere = 2, 1
         small, arrays = pickle.loads(pickle.dumps(MembershipChanges(there).pack()))
         buffers = here.engine.workers.receive_buffers()
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer[...] = array
         MembershipChanges(here).unpack((small, buffers))
+        for part, local in (("sizes", SIZES_OF_ONE), ("membership", {"_world", "_termination", "_revision"})):
+            ours, theirs = (vars(getattr(parts, part)) for parts in (here, there))
+            assert {k: repr(v) for k, v in ours.items() if k not in local} == {
+                k: repr(v) for k, v in theirs.items() if k not in local
+            }
+        for parts in (here, there):
+            vars(parts.sizes).update({k: v for k, v in usual.items() if k not in SIZES_OF_ONE})
         assert here.skipped.in_a_row == 2
         assert other.batch_sizes == program.batch_sizes
         assert dict(here.hyperparameters.values) == {"rate": 0.25}
