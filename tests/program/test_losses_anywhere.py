@@ -45,7 +45,7 @@ def begun() -> dict[str, jax.Array]:
     return {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
 
 
-BUILDING = 4  # operations of a build, in `test_while_a_program_is_built_and_trained`; other tests begin after them
+BUILDING = 2  # operations of a build, in `test_while_a_program_is_built_and_trained`; other tests begin after them
 
 
 def built(world: ThreadedWorld, **options: Any) -> ad.Program:
