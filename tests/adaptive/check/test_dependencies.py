@@ -13,7 +13,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.check.dependencies import DATA, Dependencies, named_steps
 from adaptive.check.trials import outputs_of
-from tests.adaptive.drivers import FEATURES, mean_loss, planned
+from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner
 
 W = jnp.zeros(FEATURES)
 
@@ -67,6 +67,14 @@ def test_values_of_data_are_those_of_examples_and_of_state_of_one_worker(value, 
 
     plan, depend = depending(driver, local_state=local_state)
     assert (DATA in depend.of(plan.messages[-1][-1].value)) == of_data
+
+
+def test_a_number_of_the_batchs_shape_is_data():
+    def driver(state, batch):
+        return state, {"n": comm.all_reduce(jnp.ones(len(batch["y"])).sum() ** 2, op="sum")}
+
+    plan = planner(driver, W).begin(8)
+    assert DATA in Dependencies(plan, outputs_of(plan)).of(plan.messages[0][0].value)
 
 
 def test_a_mean_depends_on_what_weighs_it():

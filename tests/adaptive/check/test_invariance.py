@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive import operators
+from adaptive.operators.sources import Source, read
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, pointed_at
 from tests.relaxed import relaxed_tx
@@ -105,6 +107,12 @@ def test_operators_of_the_split_count_only_if_the_state_depends_on_them():
 
     found = check(driver, W)
     assert found, found
+
+
+def test_what_measures_the_machine_is_held_fixed():
+    ticks = itertools.count()
+    clock = Source("clock", lambda reading: next(ticks))
+    assert check(lambda w, b: (descend(w, b)[0] + comm.all_reduce(read(clock)), {}), W)
 
 
 def test_gathered_rows_may_differ_but_values_computed_from_them_may_not():
@@ -397,14 +405,18 @@ def with_a_rate(rate):
 @pytest.mark.parametrize(
     ("driver", "through", "workers"),
     [
-        (with_a_rate(lambda: 0.1 / number()), r"ad.num_workers\(\)", 1),
+        (
+            lambda w, b: (w - 0.1 * comm.all_reduce(jax.grad(mean_loss)(w, b) / number()), {}),
+            r"ad.num_workers\(\)",
+            1,
+        ),
         (
             lambda w, b: (w - 0.1 * comm.all_reduce(averaged(w, b), op="sum"), {}),
             r"all_reduce\(op='sum'\) of equal values",
             4,
         ),
     ],
-    ids=["mean of a mean", "sum of a mean"],
+    ids=["before the mean", "sum of a mean"],
 )
 def test_a_step_that_depends_on_the_number_of_workers_is_found_on_any_number(driver, through, workers):
     found = check(driver, W, workers=workers, global_batch=8)
@@ -437,12 +449,13 @@ def test_a_mean_that_is_not_that_of_the_gradient_beside_it_is_named():
     def driver(state, batch):
         grads = jax.grad(mean_loss)(state, batch)
         by_sums = comm.all_reduce((batch["y"].size * grads, jnp.float32(batch["y"].size)), op="sum")
+        wrong = comm.all_reduce(2 * host(grads))
         means = {
-            "wrong": comm.all_reduce(2 * host(grads)),
             "narrow": comm.all_reduce(grads.astype(jnp.bfloat16)).astype(jnp.float32),
             "by sums": by_sums[0] / by_sums[1],
         }
         variances = {name: mon.gradient_variance(grads, mean) for name, mean in means.items()}
+        variances["wrong"] = mon.gradient_variance(grads, wrong)
         return state - 0.1 * comm.all_reduce(grads), variances
 
     found = check(driver, W)
@@ -450,6 +463,7 @@ def test_a_mean_that_is_not_that_of_the_gradient_beside_it_is_named():
     assert not found.differences
     ((name, difference),) = found.wrong_means.items()
     assert name.startswith("gradient_variance (test_invariance.py:")
+    assert "wrong" in pointed_at(RuntimeError(name))[0]
     assert difference == pytest.approx(0.5)
     assert name in str(found)
 
