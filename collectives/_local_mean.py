@@ -65,18 +65,12 @@ class LocalSum(Collective):
 
 
 @dataclass(frozen=True)
-class LocalMean(Collective):
+class LocalMean(LocalSum):
     """Collective that averages over the microbatches of one worker."""
 
     name = "local_mean"
     label = "mean, stays"
-    reduces = True
-    result_is_replicated = False
-    travels = False
 
     @property
     def weighted(self) -> bool:
         return True
-
-    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        return x

@@ -7,7 +7,7 @@ from typing import Any
 
 from .base import WorldBase, forward
 from .mailboxes.mailbox import CreateMailbox, ProcessMailbox
-from .transport.operations import CLOSE, FinalOperation
+from .transport.operations import CLOSE, Operation
 from .transport.process_group import Process
 from .transport.transport import Transport
 from .watchdog import LONGEST, Watchdog, check_hang_timeout
@@ -82,7 +82,7 @@ class MultiProcessWorld(WorldBase):
             self._stop()
 
     def _close_together(self) -> None:
-        self.transport.run(FinalOperation("the end of its world's block", self.lifetime.exit_reason, CLOSE))
+        self.transport.run(Operation("the end of its world's block", self.lifetime.exit_reason, CLOSE, is_final=True))
 
     def _abandon(self, why: str) -> None:
         super()._abandon(why)

@@ -21,7 +21,7 @@ from adaptive.base.world import Loss, TransferPayload
 from collectives.worlds.base import forward
 from collectives.worlds.multi_process import MultiProcessWorld
 from collectives.worlds.transport.mpi_transport import MPITransport
-from collectives.worlds.transport.operations import RENDEZVOUS, FinalOperation, Operation, StateTransfer
+from collectives.worlds.transport.operations import RENDEZVOUS, Operation, StateTransfer
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers import ending
 
@@ -266,7 +266,7 @@ class ElasticWorld(MultiProcessWorld):
             role = Attendee(self._own, NO_RANK, ready)
         else:
             # Working processes first complete their earlier operations, so that none is late at the rendezvous.
-            transport.run(FinalOperation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS))
+            transport.run(Operation(f"a rendezvous of all processes, to {purpose}", "", RENDEZVOUS, is_final=True))
             if purpose == CHANGE and transport.rank == 0:
                 missing = workers - len(self.members)
                 spawned = self.spawner.ready(self.build_digests)[: max(0, missing)]

@@ -41,6 +41,7 @@ class Operation:
       kind: a checksum of everything else that must be equal on all processes.
       text: description of that.
       failure: a failure that this process reports instead of taking part in a collective; else "".
+      is_final: whether the processes no longer use their communicator after it.
 
     Attributes:
       repeats: whether the survivors of a loss can simply repeat the operation.
@@ -55,7 +56,8 @@ class Operation:
     repeats = True
     agreed = False
 
-    def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = ""):
+    def __init__(self, about: str, more: str, kind: int, text: str = "", failure: str = "", *, is_final: bool = False):
+        self.agreed = self.agreed or is_final
         self.about, self.more, self.kind, self.text, self.failure = about, more, kind, text, failure
         self.numbers = np.zeros(NUMBERS)
         self.header, self.room = self.numbers.view(np.uint8).data, self.numbers[-ROOM:]
@@ -73,12 +75,6 @@ class Operation:
 
     def send_result(self, comm: Any, root: int) -> None:
         """Broadcast the result of `carry_out` from rank `root`."""
-
-
-class FinalOperation(Operation):
-    """An operation after which the processes no longer use their communicator."""
-
-    agreed = True
 
 
 class GatherBytes(Operation):

@@ -15,7 +15,7 @@ import collectives as comm
 from adaptive.base.process.cores import chosen_threads
 from adaptive.base.process.launcher import Launcher, launcher, tasks_not_started
 from collectives.worlds.launch import check_agreement, oversubscription
-from tests.mpirun import ROOT, run
+from tests.mpirun import ROOT
 from tests.speed import limit
 
 COVERS = (
@@ -202,20 +202,6 @@ def test_a_launcher_of_another_mpi_is_noticed():
         comm.LaunchError, match=r"(?s)mpirun started 4 processes.*each of them alone.*MPICH Version:\t4.2\n"
     ):
         check_agreement(1, "MPICH Version:\t4.2\nMPICH Release date: …", {"OMPI_COMM_WORLD_SIZE": "4"})
-
-
-def test_one_rank_that_fails_ends_the_job(tmp_path):
-    script = tmp_path / "fails.py"
-    script.write_text(
-        "import collectives as comm\n"
-        "with comm.world() as world:\n"
-        "    comm.all_gather(1)\n"
-        "    if world.rank == 1:\n"
-        "        raise ZeroDivisionError('rank 1 divides by zero')\n"
-        "    comm.all_gather(2)\n"
-    )
-    done = run(script, n=2, expect_failure=True, timeout=60)
-    assert "rank 1 divides by zero" in done.stderr
 
 
 # --- cores ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from adaptive import CollectiveError, DisagreementError, WorkerError
 from collectives.worlds.base import Lifetime
 from collectives.worlds.transport.jax_transport import JaxTransport
-from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
+from collectives.worlds.transport.operations import CLOSE, GatherBytes, Operation
 from collectives.worlds.transport.tcp_tree import TCPTreeError
 from tests.speed import limit
 
@@ -81,7 +81,7 @@ def test_after_a_disagreement_a_world_is_closed_if_a_process_leaves_it(leaves, o
         transport.watchdog = watchdog = Watchdog()
         if others and transport.rank:
             transport.world = "world 2"
-        other = FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7)
+        other = Operation("the end", "", CLOSE, is_final=True) if leaves else Operation("another", "", 7)
         with pytest.raises(DisagreementError, match="rank 0: gathering") as e:
             transport.run(other if transport.rank else GatherBytes(b"", "gathering", ""))
         assert ("in world 2" in str(e.value)) is others

@@ -13,7 +13,7 @@ from adaptive.base.channel import PartSpec
 from adaptive.base.world import MembersChanged
 from collectives.worlds.transport.mpi_channel import ReduceByMPI
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES, WHOLE_BYTES
-from collectives.worlds.transport.operations import CLOSE, FinalOperation, GatherBytes, Operation
+from collectives.worlds.transport.operations import CLOSE, GatherBytes, Operation
 from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 from tests.speed import limit
 
@@ -136,7 +136,7 @@ def test_a_disagreement_is_raised_by_all_and_only_a_process_that_leaves_closes_t
     def use(comm):
         transport = transport_of(comm)
         transport.watchdog = watchdog = Watchdog()
-        other = FinalOperation("the end", "", CLOSE) if leaves else Operation("another", "", 7)
+        other = Operation("the end", "", CLOSE, is_final=True) if leaves else Operation("another", "", 7)
         with pytest.raises(DisagreementError, match="rank 0: gathering") as e:
             transport.run(other if comm.rank else GatherBytes(b"", "gathering", ""))
         assert ("rank 1: the end" if leaves else "rank 1: another") in str(e.value)

@@ -10,8 +10,8 @@ from adaptive.base.world import MembersChanged
 from collectives.worlds.transport import operations
 from collectives.worlds.transport.operations import (
     CLOSE,
-    FinalOperation,
     GatherBytes,
+    Operation,
     RunOnce,
     StateTransfer,
     broadcast,
@@ -101,7 +101,7 @@ def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
 @pytest.mark.parametrize(
     ("make", "calls"),
     [
-        (lambda transport: FinalOperation("it", "", CLOSE), 1),
+        (lambda transport: Operation("it", "", CLOSE, is_final=True), 1),
         (lambda transport: RunOnce("it", "", 7, "", list), 1),
         (lambda transport: GatherBytes(b"", "it", ""), 2),
         (lambda transport: StateTransfer("it", lambda: (None, []), list, has_state=True), 3),
