@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import adaptive as ad
 import collectives as comm
 from adaptive.html_report.command import report as command
+from adaptive.html_report.formatting import number
 from adaptive.observe.sinks import SinkThread
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -61,6 +62,7 @@ def test_values_reach_all_logs_with_the_step_after_which_they_were_logged(progra
     assert f"step {first + 3}  val.loss {found[0]:.4g}" in printed
     CliRunner().invoke(command, [str(record)], catch_exceptions=False)
     page = record.with_suffix(".html").read_text()
+    assert f"<dt>val.loss</dt><dd>{number(found[-1])} " in page
     assert "metric-loss" in page
     assert "metric-val.loss" not in page  # it is drawn beside the loss
     assert "metric-late" in page
