@@ -71,11 +71,7 @@ class Hosts:
 
     def cut(self, host: str) -> None:
         """Take a host's link down; it hears nothing of the others, and they nothing of it."""
-        self._link(host, "down")
-
-    def mend(self, host: str) -> None:
-        """Bring its link back."""
-        self._link(host, "up")
+        subprocess.run(self.command(host, ["ip", "link", "set", "e0", "down"]), check=True, timeout=limit(10))
 
     def limit(self, host: str, rate: str) -> None:
         """Limit what a host sends, as `tc` reads it: "100mbit". Replaces an earlier limit."""
@@ -105,9 +101,6 @@ class Hosts:
             # Open MPI's own files are named by process ids, which are counted from 1 here.
             "TMPDIR": str(self._folder),
         }
-
-    def _link(self, host: str, state: str) -> None:
-        subprocess.run(self.command(host, ["ip", "link", "set", "e0", state]), check=True, timeout=limit(10))
 
     def _pid(self, host: str) -> str:
         return (self._folder / f"pid.{host.removeprefix('h')}").read_text().strip()

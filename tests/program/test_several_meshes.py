@@ -207,13 +207,8 @@ SECONDS, ITERATION, NOISE = range(3)
 POLICIES = {
     "balance": (ctrl.balance(stretch_seconds=0), (SECONDS,)),
     "mitigate_slow_workers": (ctrl.mitigate_slow_workers(split=ctrl.balance(stretch_seconds=0)), (SECONDS,)),
-    "lb_bsp": (ctrl.published.lb_bsp(), (SECONDS,)),
-    "leader_straggler": (ctrl.published.leader_straggler(window=2), (SECONDS,)),
     "proportional": (ctrl.published.proportional(), (SECONDS,)),
-    "static_proportional": (ctrl.published.static_proportional((1, 2, 3, 4)), ()),
-    "goodput_batch": (ctrl.goodput_batch(max_batch=128), (NOISE, SECONDS, ITERATION)),
     "goodput_workers": (ctrl.goodput_workers(max_batch=128), (NOISE, SECONDS, ITERATION)),
-    "noise_batch": (ctrl.noise_batch(max_batch=128), (NOISE,)),
     "noise_workers": (ctrl.noise_workers(32), (NOISE,)),
     "schedule": (ctrl.schedule({0: 48, 4: 96, 8: 36}), ()),
     "schedule of a hyperparameter": (ctrl.schedule(lr=lambda epoch: 0.05 / (1 + epoch), by="epochs"), ()),
