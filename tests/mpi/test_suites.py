@@ -15,23 +15,14 @@ pytestmark = [pytest.mark.ranks, pytest.mark.long]
 TESTS = Path(__file__).parents[1]
 WORLDS, MEETINGS = TESTS / "collectives" / "test_worlds.py", TESTS / "mpi" / "test_meetings.py"
 ON_RANKS = TESTS / "mpi" / "test_on_ranks.py"
-MATHEMATICS, *PROGRAMS = (
-    TESTS / "program" / f"test_{name}.py"
-    for name in (
-        "same_mathematics",
-        "own_collectives",
-        "not_finite",
-        "hyperparameters",
-        "bad_input",
-    )
-)
+PROGRAMS = [TESTS / "program" / f"test_{name}.py" for name in ("own_collectives", "not_finite", "bad_input")]
 OF_MPI = "not do_not_share_their_buffers and not with_a_world_each"  # its buffers, and its communicators
 
 
 @pytest.mark.parametrize(
     ("n", "kinds", "files"),
-    [(3, "mpi mpi-two-devices", [WORLDS]), (3, "mpi", [MATHEMATICS]), (2, "mpi", PROGRAMS)],
-    ids=["worlds", "mathematics", "programs"],
+    [(3, "mpi mpi-two-devices", [WORLDS]), (2, "mpi", PROGRAMS)],
+    ids=["worlds", "programs"],
 )
 def test_on_ranks(n, kinds, files):
     run_suite(files, n, kinds)
@@ -39,7 +30,7 @@ def test_on_ranks(n, kinds, files):
 
 @pytest.mark.parametrize(
     ("n", "kinds", "files"),
-    [(3, "jax jax-uneven", [WORLDS, MEETINGS]), (2, "jax", [ON_RANKS, MATHEMATICS, *PROGRAMS])],
+    [(3, "jax jax-uneven", [WORLDS, MEETINGS]), (2, "jax", [ON_RANKS, *PROGRAMS])],
     ids=["worlds", "programs"],
 )
 def test_on_processes_that_jax_joins(n, kinds, files):

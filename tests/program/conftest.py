@@ -9,7 +9,6 @@ import jax
 import pytest
 
 import collectives as comm
-from adaptive.program import parts
 from adaptive.runtime.local_world import LocalWorld
 
 WORLDS = {
@@ -45,9 +44,3 @@ def double_precision() -> Iterator[None]:
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
-
-
-@pytest.fixture
-def free_calls(monkeypatch):
-    """For workers whose seconds are made up: as if microbatches cost nothing."""
-    monkeypatch.setattr(parts, "CALL_OVERHEAD", 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,15 +108,12 @@ def plain_step(params, opt, batch):
     return optax.apply_updates(params, updates), opt
 
 
-def plain_adam(data: dict[str, np.ndarray], batches: Sequence[int], seed: int, shuffle: int | None = None) -> Params:
-    """Adam in plain optax on consecutive batches of the stream; with the examples of each reordered, if `shuffle`."""
+def plain_adam(data: dict[str, np.ndarray], batches: Sequence[int], seed: int) -> Params:
+    """Adam in plain optax on consecutive batches of the stream."""
     params, cursor, order = make_params(), 0, stream(len(data["x"]), seed, sum(batches))
     opt = ADAM.init(params)
-    rng = np.random.default_rng(shuffle)
     for size in batches:
         rows = order[cursor : cursor + size]
-        if shuffle is not None:
-            rows = rng.permutation(rows)
         params, opt = plain_step(params, opt, jax.tree.map(lambda a, rows=rows: a[rows], data))
         cursor += size
     return params
@@ -136,30 +132,10 @@ def warm(program: ad.Program) -> None:
     program.step()
 
 
-def force_microbatches(program: ad.Program, seed: int, largest: int) -> None:
-    """Make every worker compute its batch in random microbatches of up to `largest`, drawn anew for each step."""
-    rng = np.random.default_rng([seed, program.world.rank])
-    powers = [1 << i for i in range(largest.bit_length())]
-
-    def choose(local: int, size: int, at_least: int = 1, *, taken: int = 1) -> tuple[tuple[int, ...], int]:
-        found = []
-        while size:
-            found.append(int(rng.choice([p for p in powers if p <= size])))
-            size -= found[-1]
-        return tuple(found), 1  # for one step
-
-    program._parts.engine.kernels.choose = choose
-
-
 def same_everywhere(world: Any, value: Any) -> bool:
     """Whether all processes have the same, to the last bit."""
     leaves = [leaf if isinstance(leaf, str) else np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]
     return len(set(world.all_gather_bytes(repr(leaves).encode()))) == 1
-
-
-def by_first(world: Any, compute: Callable[[], Any]) -> Any:
-    """What one process computes for all: a reference is the same on each."""
-    return pickle.loads(world.all_gather_bytes(pickle.dumps(compute() if world.rank == 0 else None))[0])
 
 
 def build(driver: Callable, state: Any, data: Any, global_batch: int, **options: Any) -> ad.Program:

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import pytest
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive import operators
 
 from .problems import build, descend, make_data, same_everywhere
 
-COVERS = ("controllers/_hook.py",)
+COVERS = ("adaptive/control/hyperparameters.py", "adaptive/operators/hyperparameters.py", "controllers/_hook.py")
 
-
-def emulated_seconds(milliseconds: jax.Array) -> jax.Array:
-    """Seconds that the previous step would have taken, on workers of known speed: as `mon.compute_seconds()`."""
-    size, mine = ad.batch_size().astype(jnp.float32), milliseconds[ad.worker_index()]
-    previous = operators.operator_state("previous size", np.float32(np.nan), lambda before: (size, before))
-    return 1e-3 * (2.0 + mine * previous)
-
-
-def test_balance_gives_each_worker_examples_by_its_speed(world, free_calls):
-    """Of known speeds, so that the ideal split is known; real ones are measured in the benchmarks."""
-    n = world.size
-    milliseconds = np.array([0.1, 0.4, 0.2, 0.1, 0.3])[:n]
-
-    def driver(state, batch):
-        seconds = comm.all_gather(emulated_seconds(jnp.asarray(milliseconds, jnp.float32)))
-        ctrl.hook(ctrl.balance(), seconds, every=5)
-        state, metrics = descend(state, batch)
-        return state, {**metrics, "seconds": seconds}
-
-    with build(driver, 0.0, make_data(320), 96, world=world, resizable=True) as program:
-        program.warm_up()
-        reports = list(program.run(steps=31))
-    assert same_everywhere(world, [r.batch_sizes for r in reports])
-    assert {r.global_batch for r in reports} == {96}
-    assert reports[0].batch_sizes == (96 // n,) * n
-    assert np.isnan(reports[0].metrics["seconds"]).all()
-    ideal = 2.0 + 96 / np.sum(1 / milliseconds)
-    slowest = [(2.0 + milliseconds * np.array(r.batch_sizes)).max() for r in reports]
-    assert slowest[0] > 1.2 * ideal
-    assert slowest[-1] < 1.05 * ideal
-    adjustments = [r.step for r in reports if r.decision]
-    assert 1 <= len(adjustments) <= 2
-    assert any("slowest worker expected at" in note for r in reports for note in r.notes)
+EXAMPLES = 96
 
 
 def test_real_seconds_reach_the_policy(world):
@@ -73,3 +41,26 @@ def test_real_seconds_reach_the_policy(world):
         mine = [seconds[w] for w in world.workers]
         np.testing.assert_allclose(mine, before.compute_seconds, rtol=1e-6)
     assert same_everywhere(world, [s for s, _ in seen[1:]])
+
+
+def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows(world):
+    schedule = optax.cosine_decay_schedule(1.0, decay_steps=2)
+
+    def grow(control):
+        control.rescale(global_batch=2 * control.global_batch)
+
+    def driver(state, batch):
+        lr = ad.hyperparameter("lr", 1.0)
+        ctrl.hook(grow, every=4)
+        ctrl.hook(ctrl.schedule(by="epochs", lr=schedule))
+        return state + comm.all_reduce(batch["x"].mean(0)), {"lr": lr}
+
+    options = {"global_batch": 2 * world.size, "world": world, "deterministic": True}
+    with ad.Program(
+        driver, jnp.zeros(3), {"x": np.random.default_rng(0).normal(size=(EXAMPLES, 3)).astype(np.float32)}, **options
+    ) as program:
+        consumed = 0
+        for report in program.run(epochs=2):
+            assert float(report.metrics["lr"]) == pytest.approx(float(schedule(consumed / EXAMPLES)), abs=1e-6)
+            consumed = report.examples
+        assert program.hyperparameters["lr"] == pytest.approx(0, abs=1e-6)

@@ -178,27 +178,6 @@ def test_a_broadcasting_worker_does_not_leave(kind):
         assert program.step().members == (0, 1)
 
 
-def test_the_target_number_of_workers_is_saved_and_restored(kind):
-    with build(descend, jnp.zeros(()), data_of(), 12, world=world_of(kind, 2)) as program:
-        assert program.checkpoint()["workers"] == 0
-        program.rescale(workers=3)
-        kept = program.checkpoint()
-        assert (kept["members"].tolist(), kept["workers"]) == ([0, 1], 3)
-        expected = float(program.step().metrics["loss"])
-        program.rescale(workers=1)
-        program.step()
-        program.restore(kept)
-        assert program.target_workers == 3
-        report = program.step()
-        assert (report.members, float(report.metrics["loss"])) == ((0, 1, 2), pytest.approx(expected, rel=1e-6))
-    for world, members in ((world_of(kind, 4), (0, 1, 2)), (LocalWorld(2), (0, 1)), (LocalWorld(5, workers=4), 4)):
-        with build(descend, jnp.zeros(()), data_of(), 12, world=world) as other:
-            other.restore(kept)
-            report = other.step()
-            assert report.members == (members if isinstance(members, tuple) else tuple(range(members)))
-            assert float(report.metrics["loss"]) == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_checkpoint_with_no_number_of_workers_is_refused():
     with problems.build(descend, jnp.zeros(()), data_of(), 12, world=LocalWorld(2)) as program:
         kept = program.checkpoint()

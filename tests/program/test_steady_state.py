@@ -92,22 +92,6 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step(world, com
     assert last.waited_seconds == before.waited_seconds
 
 
-def test_a_size_that_is_not_ready_is_waited_for_without_standing_still(world):
-    """Before the buckets are compiled, the old sizes stay in force until every worker can compose its new one."""
-    with build(descend, 0.0, make_data(), 48, world=world, resizable=True) as program:
-        first = program.step()
-        program.rescale(global_batch=60, shares=range(1, world.size + 1))
-        reports, deadline = [], time.monotonic() + limit(60)
-        while program.global_batch == 48:  # for no step at all, where kernels are there at once
-            reports.append(program.step())
-            assert time.monotonic() < deadline
-        last = program.step()
-    assert all(r.global_batch == 48 for r in reports)
-    assert last.global_batch == 60
-    assert last.waited_seconds == first.waited_seconds
-    assert same_everywhere(world, len(reports))
-
-
 def test_a_driver_that_cannot_be_split_waits_for_its_kernel(world, compiles):
     """All examples of a worker in one microbatch: then a new size is a new kernel, also compiled in the background."""
     import collectives as comm
