@@ -118,10 +118,22 @@ def readable(seconds: float) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def command_line(doc: str) -> argparse.ArgumentParser:
-    """Return a parser of a script's options, with `--write`; `doc` is the script's docstring."""
+def command_line(doc: str, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser of a script's options, with `--write`, whose value is the name of the result's file, or None.
+
+    Args:
+      doc: the script's docstring.
+      **options: by name the default, or the default and a help text. None is the default of a text, False of a flag.
+    """
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--write", action="store_true", help="write the result to benchmarks/results, too")
+    result = f"{Path(sys.argv[0]).stem}.md"
+    made.add_argument("--write", action="store_const", const=result, help="write the result to benchmarks/results, too")
+    for name, given in options.items():
+        default, text = given if isinstance(given, tuple) else (given, None)
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"default": default}
+        if default is not False and default is not None:
+            kind["type"] = type(default)
+        made.add_argument(f"--{name.replace('_', '-')}", help=text, **kind)
     return made
 
 

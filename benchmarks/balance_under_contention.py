@@ -74,7 +74,7 @@ def main() -> None:
         "quarters of the steps, because a neighbor's time slices make a step either fast or slow; both programs in "
         f"turn, in blocks of {BLOCK} steps. Milliseconds are those of computing with equal batches, without it."
     ]
-    report("Balancing against a busy neighbor", rows, "balance_under_contention.md" if args.write else None, notes)
+    report("Balancing against a busy neighbor", rows, args.write, notes)
 
 
 if __name__ == "__main__":

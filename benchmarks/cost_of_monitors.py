@@ -113,12 +113,13 @@ def models() -> list[Model]:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--block", type=int, default=10, help="steps that are timed together")
-    parser.add_argument("--only", default="", help="models whose names contain this")
-    parser.add_argument("--monitors", default="", help="monitors whose names contain one of these, separated by commas")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__,
+        rounds=21,
+        block=(10, "steps that are timed together"),
+        only=("", "models whose names contain this"),
+        monitors=("", "monitors whose names contain one of these, separated by commas"),
+    ).parse_args()
     if not ON_GPU:
         pin(max(os.sched_getaffinity(0)))
     rows = []

@@ -112,15 +112,13 @@ def cases() -> list[tuple[Case, str]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--streams", type=int, default=2000, help="a multiple of 500")
-    args = parser.parse_args()
+    args = command_line(__doc__, streams=(2000, "a multiple of 500")).parse_args()
     rows = [coverage(case, way, args.streams) for case, way in cases()]
     notes = [
         f"{args.streams:,} streams of {BATCH} examples a step in {DIMENSIONS} dimensions, a decay of {DECAY}, nominal "
         "coverage 95 %. 'Divided': by the deviation of each element, as Adam divides, from workers' mean gradients."
     ]
-    report("How often bounds hold", rows, "coverage_of_bounds.md" if args.write else None, notes)
+    report("How often bounds hold", rows, args.write, notes)
 
 
 if __name__ == "__main__":

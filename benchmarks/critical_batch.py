@@ -175,9 +175,7 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--only", default="", help="tasks whose names contain this")
-    args = parser.parse_args()
+    args = command_line(__doc__, only=("", "tasks whose names contain this")).parse_args()
     names = [name for name in TASKS if args.only in name]
     rows = [row for name in names for seed in range(SEEDS) for row in measured(TASKS[name](), seed)]
     notes = [
@@ -186,7 +184,7 @@ def main() -> None:
         'decay of 0.98. "2 of 3": in the other seed the base branch ended with a higher test loss than it began with, '
         "so the trials say nothing."
     ]
-    report("Noise scale over critical batch", ratios(rows), "critical_batch.md" if args.write else None, notes)
+    report("Noise scale over critical batch", ratios(rows), args.write, notes)
 
 
 if __name__ == "__main__":

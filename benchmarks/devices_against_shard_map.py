@@ -75,11 +75,9 @@ def by_host_steps(ours: ad.Program) -> Iterator[None]:
 
 
 def main() -> None:
-    arguments = command_line(__doc__)
-    arguments.add_argument("--rounds", type=int, default=20)
-    arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
-    arguments.add_argument("--only", default="", help="models whose names contain this")
-    options = arguments.parse_args()
+    options = command_line(
+        __doc__, rounds=20, block=(10, "steps that are timed together"), only=("", "models whose names contain this")
+    ).parse_args()
     rows = []
     for model in (conv_net("conv net", 32), conv_net("conv net", 64), large_matrices("large matrices", 128)):
         if options.only not in model.name:
@@ -121,7 +119,7 @@ def main() -> None:
     report(
         "What a step of four devices costs over one shard_map",
         rows,
-        "devices_against_shard_map.md" if options.write else None,
+        options.write,
         [f"Four CPU devices in one process; {options.rounds} rounds of {options.block} steps, none pinned."],
     )
 

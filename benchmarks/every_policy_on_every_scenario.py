@@ -137,10 +137,7 @@ def table(found: dict) -> list[dict[str, str]]:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=600)
-    args = parser.parse_args()
+    args = command_line(__doc__, seeds=4, steps=600).parse_args()
     found = survey(args.seeds, args.steps)
     notes = [
         f"{WORKERS} workers, {args.steps} steps, {args.seeds} seeds, none of them used while constants were "
@@ -150,8 +147,7 @@ def main() -> None:
         f"`{INFLATES}` lets the global batch grow, and is below 1 where a larger batch makes up for fixed costs: "
         f"the last column is `balance` on the same batches.",
     ]
-    path = "every_policy_on_every_scenario.md" if args.write else None
-    report("Every policy on every scenario", table(found), path, notes)
+    report("Every policy on every scenario", table(found), args.write, notes)
 
 
 if __name__ == "__main__":

@@ -133,9 +133,7 @@ def measure(ways: dict[str, Callable[[], Sequence]], rounds: int) -> dict[str, n
 
 
 def main() -> None:
-    arguments = command_line(__doc__)
-    arguments.add_argument("--rounds", type=int, default=40)
-    args = arguments.parse_args()
+    args = command_line(__doc__, rounds=40).parse_args()
 
     rank, cores = MPI.COMM_WORLD.rank, sorted(os.sched_getaffinity(0))
     pin(cores[rank % len(cores)])

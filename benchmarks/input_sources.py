@@ -115,11 +115,7 @@ def measure(source: Any, processes: int, rounds: int, steps: int) -> dict[str, l
 def main() -> None:
     from _measure import Spread, command_line, readable, report
 
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--processes", type=int, default=2)
-    args = parser.parse_args()
+    args = command_line(__doc__, rounds=7, steps=20, processes=2).parse_args()
     rows = []
     for source in (Waits(), Computes()):
         measured = measure(source, args.processes, args.rounds, args.steps)
@@ -136,9 +132,7 @@ def main() -> None:
         f"{args.rounds} rounds of {args.steps} steps, in turn. Medians with the 10th and 90th percentile; the ratio is "
         f"round by round. Load average {os.getloadavg()[0]:.0f}."
     ]
-    report(
-        "Steps on the same source, by the loader that reads it", rows, "input_sources.md" if args.write else None, notes
-    )
+    report("Steps on the same source, by the loader that reads it", rows, args.write, notes)
 
 
 if __name__ == "__main__":

@@ -103,12 +103,9 @@ def row(state: str, what: str, changes: list[dict[str, Any]]) -> dict[str, objec
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", metavar="FOLDER")
-    parser.add_argument("--changes", type=int, default=20, help="in a job")
-    parser.add_argument("--mebibytes", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="for each size of state")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__, rank=None, changes=(20, "in a job"), mebibytes=0, jobs=(2, "for each size of state")
+    ).parse_args()
     if args.rank:
         rank(args.rank, args.changes, args.mebibytes)
         return
@@ -130,9 +127,7 @@ def main() -> None:
         "the change.",
         f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
-    report(
-        "What a joining or leaving worker costs the others", rows, "join_and_leave.md" if args.write else None, notes
-    )
+    report("What a joining or leaving worker costs the others", rows, args.write, notes)
 
 
 if __name__ == "__main__":

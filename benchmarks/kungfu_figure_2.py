@@ -185,8 +185,7 @@ def main():
         ]
         time, examples, against = tables(seeds)
         paragraphs = [table(examples), "Time against static batches:", table(against), *notes]
-        path = "kungfu_figure_2.md" if args.write else None
-        report("A batch that follows the noise scale against static ones", time, path, paragraphs)
+        report("A batch that follows the noise scale against static ones", time, args.write, paragraphs)
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def main() -> None:
     report(
         "Memory of a rank, beside a hand-written donated loop",
         rows,
-        "memory_of_a_rank.md" if options.write else None,
+        options.write,
         [
             f"Two ranks, means over them; {LAYERS} layers, Adam, {LOCAL_BATCH} examples a rank. Live arrays are "
             "multiples of the parameters: five are parameters, Adam's two, gradient and what was received."

@@ -44,11 +44,9 @@ def counted(steps: Callable[[int], object], block: int, faults: list[float]) -> 
 
 
 def main() -> None:
-    arguments = command_line(__doc__)
-    arguments.add_argument("--rounds", type=int, default=25)
-    arguments.add_argument("--block", type=int, default=20, help="steps that are timed together")
-    arguments.add_argument("--only", default="", help="models whose names contain this")
-    args = arguments.parse_args()
+    args = command_line(
+        __doc__, rounds=25, block=(20, "steps that are timed together"), only=("", "models whose names contain this")
+    ).parse_args()
     cores = sorted(os.sched_getaffinity(0))
     pin(cores[RANKS.rank % len(cores)])
 
@@ -82,8 +80,7 @@ def main() -> None:
         )
         kept = os.environ.keys() >= {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
         notes.append(f"Freed memory is {'kept' if kept else 'returned to the system as glibc sees fit'}, on all sides.")
-        path = "overhead_of_a_step.md" if args.write else None
-        report("What a step costs over a hand-written loop's", rows, path, notes)
+        report("What a step costs over a hand-written loop's", rows, args.write, notes)
 
 
 if __name__ == "__main__":

@@ -158,13 +158,12 @@ def main() -> None:
             print(table(rows[-len(WAYS) :]), flush=True)
     memory = [row for name in args.memory.split(",") if name for row in peaks(name)]
     device = jax.devices()[0].device_kind
-    path = "overhead_on_a_gpu.md" if args.write else None
     notes = [
         f"One worker on {device}; {args.rounds} rounds of {args.block} steps, each block a call of `run()`. Adam.",
         "Peak of the device's memory, over 8 steps in a process of its own:",
         *([table(memory)] if memory else []),
     ]
-    report("What a step costs over a hand-written loop's, on a GPU", rows, path, notes)
+    report("What a step costs over a hand-written loop's, on a GPU", rows, args.write, notes)
 
 
 if __name__ == "__main__":

@@ -90,9 +90,7 @@ def worst_to_median(blocks):
 
 def main():
     """Measure and report."""
-    arguments = command_line(__doc__)
-    arguments.add_argument("--changes", type=int, default=20)
-    args = arguments.parse_args()
+    args = command_line(__doc__, changes=20).parse_args()
     changes = args.changes
     sizes, device = ODD_SIZES[:changes], jax.devices()[0]
     on_gpu = device.platform != "cpu"

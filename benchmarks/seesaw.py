@@ -67,10 +67,7 @@ def trained(kind: str, seed: int, steps: int) -> tuple[float, int]:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=700, help="of the fixed batch")
-    args = parser.parse_args()
+    args = command_line(__doc__, seeds=3, steps=(700, "of the fixed batch")).parse_args()
     rows = []
     for seed in range(args.seeds):
         kinds = "cosine", "seesaw", "complete"
@@ -93,7 +90,7 @@ def main() -> None:
         f"of {CONTEXT} characters; losses in nats a character on the last tenth of the text. Steps, not seconds: the "
         "seconds of a step of four times the batch are the machine's."
     ]
-    report("The same loss in fewer steps", rows, "seesaw.md" if args.write else None, notes)
+    report("The same loss in fewer steps", rows, args.write, notes)
 
 
 if __name__ == "__main__":

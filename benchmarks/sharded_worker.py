@@ -128,11 +128,9 @@ def in_one_process(width: int, batch: int) -> Iterator[dict[str, Callable[[int],
 
 
 def main() -> None:
-    arguments = command_line(__doc__)
-    arguments.add_argument("--rounds", type=int, default=15)
-    arguments.add_argument("--block", type=int, default=10, help="steps that are timed together")
-    arguments.add_argument("--only", default="", help="models whose names contain this")
-    args = arguments.parse_args()
+    args = command_line(
+        __doc__, rounds=15, block=(10, "steps that are timed together"), only=("", "models whose names contain this")
+    ).parse_args()
     pin(CORES[RANKS.rank % len(CORES)])
     mesh = jax.make_mesh((2, 2), ("fsdp", "tp"), devices=jax.local_devices(), axis_types=(AxisType.Auto,) * 2)
     rows = []
@@ -162,8 +160,7 @@ def main() -> None:
             f"{RANKS.size} ranks of 2 x 2 CPU devices, one core each, and one process on {len(CORES)} cores; "
             f"{args.rounds} rounds of {args.block} steps. FLOPs of a worker's step, for each byte of its gradient."
         ]
-        path = "sharded_worker.md" if args.write else None
-        report("A step of workers that are meshes", rows, path, notes)
+        report("A step of workers that are meshes", rows, args.write, notes)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def main() -> None:
         "## A worker that takes 20 s for any batch",
         table(flat_rows()),
     ]
-    report("Dynamic batching, simulated", gains(), "simulated_dynamic_batching.md" if args.write else None, notes)
+    report("Dynamic batching, simulated", gains(), args.write, notes)
 
 
 if __name__ == "__main__":

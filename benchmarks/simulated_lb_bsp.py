@@ -196,7 +196,7 @@ def main() -> None:
         f"{len(SEEDS)} seeds: median (least – largest). `ideal` has the exact split from the first step on, under the "
         "same noise. Policies decide at every step.",
     ]
-    report("LB-BSP on LBB's four GPUs, simulated", splits(), "simulated_lb_bsp.md" if args.write else None, notes)
+    report("LB-BSP on LBB's four GPUs, simulated", splits(), args.write, notes)
 
 
 if __name__ == "__main__":

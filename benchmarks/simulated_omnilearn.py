@@ -153,9 +153,7 @@ def _gain_of_ideal(equal: Simulation, steps: slice) -> float:
 
 def main() -> None:
     """Measure and report."""
-    parser = command_line(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
+    args = command_line(__doc__, seeds=3).parse_args()
     runs = {name: [run(name, seed) for seed in range(args.seeds)] for name in POLICIES}
     notes = [
         f"{STEPS} steps of five epochs of {EPOCH} in each of eight stages, 5 % jitter, {args.seeds} seeds: median "
@@ -165,7 +163,7 @@ def main() -> None:
         "`exact split` is what can be had of mean(X) / min(X) under jitter, and with 5 % of a step that do not depend "
         "on the batch. The last two columns are on sizes as they are in a stage's last epoch.",
     ]
-    report("OmniLearn's schedule, simulated", overall(runs), "simulated_omnilearn.md" if args.write else None, notes)
+    report("OmniLearn's schedule, simulated", overall(runs), args.write, notes)
 
 
 if __name__ == "__main__":

@@ -255,14 +255,9 @@ def rows(calm: dict[str, Any], stormy: dict[str, Any]) -> list[dict[str, object]
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", metavar="FOLDER")
-    parser.add_argument("--workers", type=int, default=32)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--faults-per-hour", type=float, default=125.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--wait", type=float, default=40e-3, metavar="SECONDS", help="for each example")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__, rank=None, workers=32, minutes=30.0, faults_per_hour=125.0, seed=1, wait=(40e-3, "for each example")
+    ).parse_args()
     if args.rank:
         rank(args.rank, args.workers, args.wait)
         return
@@ -283,7 +278,7 @@ def main() -> None:
         f"Load averages at the ends: {calm['load']:.1f} and {stormy['load']:.1f}.",
     ]
     title = f"{args.workers} workers in a storm of {args.faults_per_hour:g} faults an hour"
-    report(title, rows(calm, stormy), "storm.md" if args.write else None, notes)
+    report(title, rows(calm, stormy), args.write, notes)
 
 
 if __name__ == "__main__":

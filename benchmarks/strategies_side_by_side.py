@@ -174,7 +174,7 @@ def main() -> None:
     report(
         "Synchronization strategies side by side",
         rows(together, "on one host", args.seconds) + rows(apart, f"on two, {args.rate}", args.seconds),
-        "strategies_side_by_side.md" if args.write else None,
+        args.write,
         [
             f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {args.size} examples of each of {WORKERS} "
             f"workers in an update; rounds have {LOCAL_STEPS} updates. Seconds are those of steps, compilation and "

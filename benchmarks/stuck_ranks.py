@@ -102,10 +102,7 @@ def past_the_limit(seconds: np.ndarray) -> tuple[int, int, float]:
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", metavar="FOLDER")
-    parser.add_argument("--stops", type=int, default=6)
-    args = parser.parse_args()
+    args = command_line(__doc__, rank=None, stops=6).parse_args()
     if args.rank:
         rank(args.rank, args.stops)
         return
@@ -125,7 +122,7 @@ def main() -> None:
         f"Each run has a pause of {PAUSE:g} s every {PAUSE_EVERY} steps. Load average at the end: "
         f"{os.getloadavg()[0]:.1f}.",
     ]
-    report("Stuck ranks, by default", rows, "stuck_ranks.md" if args.write else None, notes)
+    report("Stuck ranks, by default", rows, args.write, notes)
 
 
 if __name__ == "__main__":

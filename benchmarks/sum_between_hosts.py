@@ -98,12 +98,13 @@ def sent_by_a_host(world: Any, way: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", action="store_true")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--jobs", type=int, default=2, help="of each placement, in turn")
-    parser.add_argument("--rate", default="1gbit", help="of the hosts' links, as tc reads it")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__,
+        rank=False,
+        rounds=9,
+        jobs=(2, "of each placement, in turn"),
+        rate=("1gbit", "of the hosts' links, as tc reads it"),
+    ).parse_args()
     if args.rank:
         rank(args.rounds)
         return
@@ -139,7 +140,7 @@ def main() -> None:
         f"4 MB over two hosts of two ranks: three calls take {ratio['slot']:.2f} times the seconds of one Allreduce "
         f"with ranks in consecutive order, {ratio['node']:.2f} times with alternating ones",
         rows,
-        "sum_between_hosts.md" if args.write else None,
+        args.write,
         [
             f"Two hosts (network namespaces), joined at {args.rate}; {args.jobs} jobs of each number and order of "
             f"ranks, in turn, with {args.rounds} rounds each, in which the ways alternate. Ratios are to plain. Both "

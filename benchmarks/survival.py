@@ -139,13 +139,14 @@ def row(name: str, kills: list[dict[str, Any]]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", metavar="FOLDER")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=13, help="jobs")
-    parser.add_argument("--kills", type=int, default=6, help="in each job; the last leaves two ranks")
-    parser.add_argument("--hosts", action="store_true")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__,
+        rank=None,
+        seed=0,
+        rounds=(13, "jobs"),
+        kills=(6, "in each job; the last leaves two ranks"),
+        hosts=False,
+    ).parse_args()
     if args.rank:
         rank(args.rank, args.seed, args.kills)
         return

@@ -62,20 +62,16 @@ def measure_critical_batch(
         print(found)
 
     For each `k` of `factors`, the program trains a branch on the same examples with `k` times its batch `B`, and then
-    restores the present state bit for bit (`Program.branch`). The loss of the base branch (`k = 1`) is evaluated at
-    eight points. A branch's efficiency is the number of examples after which the base branch has the same loss, divided
-    by the examples used. The model of McCandlish et al. 2018 predicts it as
-
-        (critical + B) / (critical + k B)
-
-    The critical batch is the least-squares fit to all branches. Unlike the noise scale, it also depends on the
-    optimizer and on the rule for the learning rate.
+    restores the present state bit for bit (`Program.branch`). A branch's efficiency is the number of examples after
+    which the base branch (`k = 1`, evaluated at eight points) has the same loss, divided by the examples used. The
+    critical batch is the least-squares fit of `(critical + B) / (critical + k B)` to all branches (McCandlish et al.
+    2018). Unlike the noise scale, it also depends on the optimizer and on the rule for the learning rate.
 
     Args:
       program: the program; its present global batch is the base batch.
       loss_fn, data, batch: the loss, a mean over held-out examples; see `Program.evaluate`.
-      examples: training examples of each branch, rounded down to whole steps of all branches. Take enough for the loss
-        to fall by several times `tolerance`.
+      examples: training examples of each branch, rounded down to whole steps. Take enough for the loss to fall by
+        several times `tolerance`.
       factors: batch sizes of the branches, in base batches; ascending from 1.
       hyperparameters: `hyperparameters(k)` returns the values to set for `k` times the base batch, such as
         `lambda k: {"lr": 3e-4 * k**0.5}`. By default none: the driver's own rule (`scale_adamw`, `scale_by_batch`)

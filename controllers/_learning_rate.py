@@ -42,9 +42,8 @@ def scale_by_batch(
     | "sqrt"     | sqrt(s)                            | Adam and similar (Hoffer et al. 2017; Malladi et al. 2022)     |
     | "adascale" | (noise/base + 1)/(noise/batch + 1) | SGD at any batch (Johnson et al. 2020); `power=0.5`: for Adam  |
 
-    "adascale" is s far below the noise scale, and bounded far above it; Pollux uses it with `power=0.5` for Adam.
-
-    The driver reads the batch at run time, so a change compiles nothing. Outside a program, updates are not changed.
+    "adascale" is s far below the noise scale, and bounded far above it; Pollux uses it with `power=0.5` for Adam. A
+    change of the batch compiles nothing. Outside a program, updates are not changed.
 
     Args:
       rule: the name of a rule above.

@@ -16,8 +16,8 @@ UpdateFn = Callable[[Observation, PolicyState], tuple[Decision | None, PolicySta
 class Policy(NamedTuple):
     """A rule that observes every step, and decides after every step at which its hook is due.
 
-    A policy is pure: its memory is the state that it receives and returns. The program can therefore checkpoint it, and
-    tests, simulations and replays can run it without a cluster:
+    A policy is pure: its memory is the state that it receives and returns. So programs checkpoint it, and simulations
+    and replays run it without a cluster:
 
     >>> import adaptive as ad, controllers as ctrl
     >>> def update(observation, state):
@@ -35,10 +35,8 @@ class Policy(NamedTuple):
         the hook's values. The leaves of `values` are abstract: they have a `shape`, a `dtype` and `sources`, the names
         of the monitors from which they are computed.
       rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide again.
-        Due steps before it are delivered later, together with the next due one. Used by policies that take longer than
-        short steps; by default a policy does not rest.
-      why: `why(observation, state)` returns why the policy has just asked for nothing, for the record and the report of
-        the run; called with its new state after a decision of nothing.
+        Steps before it are delivered later, together. For policies that take longer than short steps.
+      why: `why(observation, state)` returns why the policy has just asked for nothing, for the report of the run.
     """
 
     init: InitFn

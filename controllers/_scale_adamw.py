@@ -51,12 +51,9 @@ def scale_adamw(
     | weight decay   | lambda * sqrt(s)  | batch / (lr * lambda), the number of examples that the weights remember  |
 
     Runs with different batches then follow the same stochastic differential equation while noise dominates the
-    gradients, that is, below the noise scale. When the batch changes, the average of squared gradients is rescaled by
-    the inverse factor at once, which would otherwise take `1 / (1 - b2)` base steps. Bias corrections count examples.
-
-    The driver reads the batch at run time, so a change takes effect in the same step and compiles nothing. A learning
-    rate that is an `ad.hyperparameter`, set by `schedule`, is multiplied by sqrt(s). Do not combine with
-    `scale_by_batch`. Outside a program s is 1.
+    gradients, that is, below the noise scale. When the batch changes, the average of squared gradients is rescaled at
+    once. Bias corrections count examples. A change takes effect in the same step, and compiles nothing. Do not combine
+    with `scale_by_batch`. Outside a program s is 1.
 
     Args:
       learning_rate: the learning rate at the base batch: a number, or a schedule. A schedule's argument is the number

@@ -109,7 +109,7 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         )
 
     def learn(observation: Observation, state: BalanceState) -> BalanceState:
-        seconds, links, ran = seconds_of(observation, "balance"), _links(observation), observation.previous_batch_sizes
+        seconds, links, ran = seconds_of(observation), _links(observation), observation.previous_batch_sizes
         missing = not np.isfinite(seconds[np.asarray(ran) > 0]).all()
         stretch, ended = state.stretch.add(ran, seconds + links, stretch_seconds)
         for latest in ended:
@@ -172,10 +172,7 @@ def _check(values: Sequence[Any], n_workers: int, policy: str) -> None:
 
 def _links(observation: Observation) -> np.ndarray | float:
     """Return the seconds of each worker's link; 0 if the hook has none."""
-    if len(observation.values) == 1:
-        return 0.0
-    _check(observation.values, len(observation.batch_sizes), "balance")
-    return inputs_of(observation, "balance")[:, 0]
+    return 0.0 if len(observation.values) == 1 else inputs_of(observation)[:, 0]
 
 
 def _asked(split: np.ndarray, observation: Observation, note: str) -> Decision:

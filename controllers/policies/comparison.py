@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from controllers.timing._batch_time import same
-
 LEAST, MOST = 4, 20  # stretches with a split that a verdict is based on
 SURE = 2.0  # standard errors
 LEAST_LOSS = 0.02  # relative; after a smaller loss, do not change back
@@ -75,7 +73,7 @@ class Comparison(NamedTuple):
         if not slowest > 0:
             return self
         wait = np.asarray(max(int(self.wait) - 1, 0))
-        if not same(self.here.sizes, sizes):
+        if not np.array_equal(self.here.sizes, sizes):
             return self._replace(here=Measured.of(sizes, slowest), wait=wait)
         if changed and self.here.looks >= LEAST:
             return self._ended()._replace(here=Measured.of(sizes, slowest), wait=wait)
@@ -100,7 +98,7 @@ class Comparison(NamedTuple):
     def verdict(self, sizes: np.ndarray, total: int) -> tuple[np.ndarray | None, Comparison]:
         """Judge the present split. Returns the one to change to, shape=(n,), or None; and the state after that."""
         here, other = self.here, self.other
-        if not other.looks or not same(here.sizes, sizes):
+        if not other.looks or not np.array_equal(here.sizes, sizes):
             return None, self
         takes_part = (other.sizes > 0) == (sizes > 0)
         if other.looks < LEAST or not takes_part.all() or not total == sizes.sum() == other.sizes.sum():

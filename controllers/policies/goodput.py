@@ -154,7 +154,8 @@ def _policy(rule: _Rule) -> Policy:
         return GoodputState(TimeModel.init(n_workers), Exchange.init())
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
-        noise, seconds, iteration = _signals(observation, rule.name)
+        noise, seconds = read_noise(observation, rule.name), np.asarray(observation.values[1], np.float64)
+        iteration = float(np.fmax.reduce(np.ravel(observation.values[2])))  # free worker slots have none
         sizes, active = np.asarray(observation.previous_batch_sizes), active_of(observation)
         times, exchange = state.times.observe(sizes, seconds), _observed(state.exchange, sizes, seconds, iteration)
         state = GoodputState(times, exchange)
@@ -251,14 +252,6 @@ def _batches(rule: _Rule, observation: Observation, team: _Team) -> list[int]:
 
 
 # --- a hook's values --------------------------------------------------------------------------------------------------
-
-
-def _signals(observation: Observation, policy: str) -> tuple[Bounds, np.ndarray, float]:
-    """Return the noise scale, the workers' compute seconds, shape=(n,), and an iteration's seconds."""
-    values = observation.values
-    _check_values(values, len(observation.batch_sizes), policy)
-    iteration = float(np.fmax.reduce(np.ravel(values[2])))  # free worker slots have none
-    return read_noise(observation, policy), np.asarray(values[1], np.float64), iteration
 
 
 def _check_values(values: Sequence[Any], n: int, policy: str) -> None:

@@ -98,7 +98,7 @@ def mitigate_slow_workers(
         )
 
     def update(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
-        seconds = seconds_of(observation, "mitigate_slow_workers")
+        seconds = seconds_of(observation)
         decision, split_state = inner.update(observation, state.balance)
         state = _learn(observation, seconds, state._replace(balance=split_state))
         if not observation.due:

@@ -1,8 +1,7 @@
 """Predictors of each worker's speed in the next step, for `lb_bsp`.
 
-A predictor is a pair of pure functions over arrays with one row per worker. `update(state, speed, inputs)` receives the
-speed of the latest measured step, and current measurements of the machine: its free processor share, its free memory.
-A change of the machine shows in the inputs one step before it shows in the speed.
+A predictor is a pair of pure functions over arrays with one row per worker. `update` receives the speed of the latest
+step, and current measurements of the machine, in which a change shows one step before it shows in the speed.
 """
 
 from __future__ import annotations

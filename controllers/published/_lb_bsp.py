@@ -60,7 +60,7 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
         return LbBspState(rule.init(n_workers, n_inputs), np.full(n_workers, np.nan))
 
     def update(observation: Observation, state: LbBspState) -> tuple[Decision | None, LbBspState]:
-        seconds, inputs = seconds_of(observation, "lb_bsp"), inputs_of(observation, "lb_bsp", n_inputs)
+        seconds, inputs = seconds_of(observation), inputs_of(observation)
         with np.errstate(divide="ignore", invalid="ignore"):
             speed = np.asarray(observation.previous_batch_sizes) / seconds
         speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), inputs)

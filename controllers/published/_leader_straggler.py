@@ -32,7 +32,7 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average once S and L swap
 
     Uses no model of times. For accelerators, whose times are neither proportional to the batch nor change often. Takes
-    many changes to converge (23 from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2).
+    23 changes from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2.
 
     Args:
       step: initial D, also used again when times diverge after convergence.
@@ -65,8 +65,8 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         )
 
     def update(observation: Observation, state: LeaderStragglerState) -> tuple[Decision | None, LeaderStragglerState]:
-        seconds = seconds_of(observation, "leader_straggler")
-        further = inputs_of(observation, "leader_straggler")
+        seconds = seconds_of(observation)
+        further = inputs_of(observation)
         free = further[:, 0] if further.shape[1] else np.full(len(seconds), np.inf)
         times = state.times.observe(np.asarray(observation.previous_batch_sizes), seconds)
         state = state._replace(times=times)

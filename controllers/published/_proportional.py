@@ -72,7 +72,7 @@ def proportional(
         return ProportionalState(SteadyTimes.init(n), unbounded, np.zeros(n, np.int64), np.full(n, np.nan))
 
     def update(observation: Observation, state: ProportionalState) -> tuple[Decision | None, ProportionalState]:
-        seconds = seconds_of(observation, "proportional")
+        seconds = seconds_of(observation)
         sizes = np.asarray(observation.previous_batch_sizes)
         times = state.times.observe(sizes, seconds, smoothing)
         were = state.times.sizes > 0

@@ -54,7 +54,6 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
         return capacities if capacities is not None else values[0] if values else None
 
     def decide(observation: Observation) -> Decision | None:
-        check(observation.values, len(observation.batch_sizes), "static_proportional")
         given = np.asarray(capacities_of(observation.values), np.float64)
         sizes = split(observation.global_batch, given.tolist(), observation.limits)
         return None if sizes == observation.batch_sizes else Decision(shares=tuple(map(float, sizes)))

@@ -28,12 +28,10 @@ class Cluster:
       noise: further factors of the times. The best possible split is computed without them.
       lower, upper: bounds of the local batches, for instance by memory; shape=(n,) or one number for all.
       quantum: sizes are preferably multiples of this; `None`: it follows the global batch, as in a program.
-      overhead: seconds of a step in which no worker computes, for instance in the exchange; or a function of the number
-        of workers.
-      present: available workers, `present(step) -> bool, shape=(n,)`, for losses and returns. Default: all. Without a
-        reserve, every available worker is a member.
-      first: number of members at the start. The other workers are in reserve, and join when a policy requests more
-        workers. Default: all workers are members, and there is no reserve.
+      overhead: seconds of a step besides computing; or a function of the number of workers.
+      present: available workers, `present(step) -> bool, shape=(n,)`. Default: all. Without a reserve, every available
+        worker is a member.
+      first: number of members at the start; the others are in reserve. Default: all are members.
       join_after: steps from that request until they join.
       respawn: whether the reserve replaces lost workers automatically.
       noise_scale: the gradient noise scale after a number of examples, `noise_scale(examples) -> examples`.

@@ -114,34 +114,31 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     if not lines:
         raise TraceError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
-    steps = tuple(_step(line, limits, f"{path}:{number}") for number, line in lines)
+    steps = tuple(_step(line, limits) for _, line in lines)
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
     return Recording(header["workers"], header["examples"], limits, hooks, steps)
 
 
-def _step(line: dict[str, Any], limits: Limits, where: str) -> RecordedStep:
-    try:
-        sizes, asked = tuple(line["batch_sizes"]), line["asked"]
-        target, least, most = asked["workers"]
-        seen = Observation(
-            step=line["step"],
-            epoch=line["epoch"],
-            values=(),
-            batch_sizes=sizes,
-            previous_batch_sizes=tuple(line["previous_batch_sizes"]),
-            global_batch=asked["global_batch"],
-            limits=limits.of(np.isin(range(len(sizes)), asked["active"]))._replace(call_overhead=line["call"]),
-            members=tuple(line["members"]),
-            joined=tuple(line["joined"]),
-            target_workers=target,
-            least_workers=least,
-            most_workers=most,
-            hyperparameters=line["hyperparameters"],
-            examples=line.get("examples", 0),
-        )
-        return RecordedStep(line["step"], seen, line["seconds"], line["hooks"], _decision(line))
-    except (KeyError, TypeError) as error:
-        raise TraceError(f"{where}: a step without {error}.") from error
+def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
+    sizes, asked = tuple(line["batch_sizes"]), line["asked"]
+    target, least, most = asked["workers"]
+    seen = Observation(
+        step=line["step"],
+        epoch=line["epoch"],
+        values=(),
+        batch_sizes=sizes,
+        previous_batch_sizes=tuple(line["previous_batch_sizes"]),
+        global_batch=asked["global_batch"],
+        limits=limits.of(np.isin(range(len(sizes)), asked["active"]))._replace(call_overhead=line["call"]),
+        members=tuple(line["members"]),
+        joined=tuple(line["joined"]),
+        target_workers=target,
+        least_workers=least,
+        most_workers=most,
+        hyperparameters=line["hyperparameters"],
+        examples=line.get("examples", 0),
+    )
+    return RecordedStep(line["step"], seen, line["seconds"], line["hooks"], _decision(line))
 
 
 def _decision(line: dict[str, Any]) -> Decision | None:

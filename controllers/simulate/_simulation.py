@@ -275,7 +275,7 @@ class _Run:
         self._consumed += sum(sizes.current)
         values = [self._read(hook.reads, step) for hook in self._hooks]
         if self._states is None:
-            plans = [_plan(*pair) for pair in zip(self._hooks, values, strict=True)]
+            plans = [_plan(*pair, len(ran[0])) for pair in zip(self._hooks, values, strict=True)]
             self._states = Hooks(plans, len(ran[0]), self._membership)
         sizes.on_agreed(can_make_pending=sizes.can_make_pending, can_make_any=sizes.can_make_any)
         sizes.step_done()
@@ -318,9 +318,10 @@ class _Run:
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))
 
 
-def _plan(hook: Hooked, values: tuple[Any, ...]) -> HookPlan:
-    name = hook.policy.name
-    return HookPlan(Hook(name, PolicyHandler(hook.policy, name, ""), hook.every, jax.tree.structure(values)), (), "")
+def _plan(hook: Hooked, values: tuple[Any, ...], n_workers: int) -> HookPlan:
+    handler = PolicyHandler(hook.policy, hook.policy.name, "")
+    handler.check(values, n_workers)
+    return HookPlan(Hook(hook.policy.name, handler, hook.every, jax.tree.structure(values)), (), "")
 
 
 def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:

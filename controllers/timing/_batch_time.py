@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FEW = 64  # numbers up to which Python's lists are faster than numpy
 Column = Any  # one number per worker, or one for all: what numpy broadcasts to shape=(n,)
-
-
-def same(sizes: np.ndarray, others: np.ndarray) -> bool:
-    """Return whether two arrays of shape=(n,) are equal."""
-    return sizes.tolist() == others.tolist() if len(sizes) <= FEW else bool((sizes == others).all())
 
 
 class BatchTime(NamedTuple):

@@ -35,10 +35,15 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return np.shape(value) if hasattr(value, "shape") or not isinstance(value, tuple) else ()
 
 
-def seconds_of(observation: Observation, policy: str) -> np.ndarray:
-    """Return the hook's first value, checked to be a number per worker; shape=(n,)."""
-    check_seconds(observation.values, len(observation.batch_sizes), policy)
+def seconds_of(observation: Observation) -> np.ndarray:
+    """Return the hook's first value, a number per worker; shape=(n,)."""
     return np.asarray(observation.values[0], np.float64)
+
+
+def inputs_of(observation: Observation) -> np.ndarray:
+    """Return the hook's further values; shape=(n, number of values)."""
+    further = [np.asarray(value, np.float64) for value in observation.values[1:]]
+    return np.stack(further, axis=1) if further else np.zeros((len(observation.batch_sizes), 0))
 
 
 def active_of(observation: Observation) -> np.ndarray:
@@ -53,17 +58,18 @@ def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[fl
     return tuple(shares.tolist())
 
 
-def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: int | None = None) -> None:
-    """Check that each further value of the hook is a number per worker, and their number if `expected` is given.
+def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
+    """Check the values of a policy that reads seconds and further numbers per worker; used as `Policy.check`.
 
     Raises:
       DriverError: a value has another shape.
-      ValueError: there are fewer or more values than `expected`.
+      ValueError: there are fewer or more further values than `n_inputs`.
     """
+    check_seconds(values, n_workers, policy)
     further = values[1:]
-    if expected is not None and len(further) != expected:
+    if n_inputs is not None and len(further) != n_inputs:
         raise ValueError(
-            f"{policy} was created for {expected} inputs after the times, and received {len(further)}. Create it with "
+            f"{policy} was created for {n_inputs} inputs after the times, and received {len(further)}. Create it with "
             f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
         )
     for value in further:
@@ -72,16 +78,3 @@ def check_inputs(values: Sequence[Any], n_workers: int, policy: str, expected: i
                 f"{policy} reads one number per worker, shape ({n_workers},), after the times; it received shape "
                 f"{shape_of(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
             )
-
-
-def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
-    """Check the values of a policy that reads seconds and further numbers per worker; used as `Policy.check`."""
-    check_seconds(values, n_workers, policy)
-    check_inputs(values, n_workers, policy, n_inputs)
-
-
-def inputs_of(observation: Observation, policy: str, expected: int | None = None) -> np.ndarray:
-    """Return the hook's further values, checked as by `check_inputs`; shape=(n, number of values)."""
-    n, further = len(observation.batch_sizes), observation.values[1:]
-    check_inputs(observation.values, n, policy, expected)
-    return np.stack([np.asarray(v, np.float64) for v in further], axis=1) if further else np.zeros((n, 0))

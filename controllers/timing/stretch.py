@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._batch_time import FEW, same
+FEW = 64  # workers up to which Python's lists are faster than numpy
 
 
 class Look(NamedTuple):
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
             changed = sizes != tuple(self.sizes.tolist())
         else:
             least, slowest, total = float(seconds.min()), float(seconds.max()), float(seconds.sum())
-            changed = not same(np.array(sizes, np.int64), self.sizes)
+            changed = not np.array_equal(sizes, self.sizes)
         ended: list[Look] = []
         valid: np.ndarray | bool = True
         if not (least > 0 and total < np.inf):  # or something is NaN

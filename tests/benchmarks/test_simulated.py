@@ -30,13 +30,6 @@ def test_the_exact_split_on_four_gpus():
     assert rest == pytest.approx(53, abs=0.5)
 
 
-@pytest.mark.parametrize(("step", "adjustments"), lb_bsp.FIRST_STEPS.items())
-def test_stepping_takes_as_many_adjustments_as_the_rule_needs(step, adjustments):
-    run = lb_bsp.stepping(step, steps=600)
-    assert (run.adjustments, run.later) == (adjustments, 0)
-    assert 104.4 <= run.worst <= 104.75
-
-
 def test_balance_takes_two_where_stepping_takes_more():
     counts = {name: len(lb_bsp.run(name, 0.0, 0, 300).adjustments) for name in lb_bsp.POLICIES}
     assert counts["balance"] == 2
@@ -63,12 +56,6 @@ def test_no_policy_gains_more_than_the_bound(name):
         assert 0.8 * batching.bound(capacities) < gain <= batching.bound(capacities)
 
 
-def test_the_printed_formula_inflates_the_global_batch():
-    sizes, grown = batching.inflation()
-    np.testing.assert_allclose(sizes, [39.5, 65.8, 157.9], atol=0.05)
-    assert grown == pytest.approx(1.370, abs=0.0005)
-
-
 def test_within_two_adjustments_from_equal_batches():
     for capacities, _ in batching.CLUSTERS.values():
         here = batching.cluster(capacities, fixed=0.05)
@@ -91,13 +78,6 @@ def test_without_the_dead_band_batches_never_rest():
     }
     assert changes[0.05] <= 3
     assert changes[0.0] > 15
-
-
-def test_a_flat_worker_collapses_under_proportional_control_only():
-    assert batching.flat(ctrl.published.proportional()).sizes[-1, 0] < 5
-    balanced = batching.flat(ctrl.balance())
-    assert balanced.sizes[-1, 0] > 50
-    assert balanced.over_ideal[-1] == 1
 
 
 # --- OmniLearn --------------------------------------------------------------------------------------------------------

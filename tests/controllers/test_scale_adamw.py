@@ -23,7 +23,7 @@ def by_hand(s):
     return optax.adamw(0.1 * sqrt(s), b1**s, b2**s, eps / sqrt(s), weight_decay=decay * sqrt(s))
 
 
-@pytest.mark.parametrize("batch", [2, 4, 12, 64])
+@pytest.mark.parametrize("batch", [2, 12])
 def test_a_step_is_one_of_adamw_with_the_values_for_its_batch(batch):
     tx, reference, w = ctrl.scale_adamw(0.1, base=4, **SETTINGS), by_hand(batch / 4), jnp.array([1.0, -2.0, 0.5])
     gradients = jax.random.normal(jax.random.key(0), (8, 3))
@@ -54,7 +54,7 @@ def test_outside_a_program_it_is_adamw_of_the_base_batch():
     assert updates["b"].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_in_double_precision_a_state_keeps_its_dtypes(dtype):
     with jax.enable_x64(True):
         w = jnp.ones(3, dtype)

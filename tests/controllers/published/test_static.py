@@ -10,7 +10,6 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.base.errors import DriverError
 from controllers.simulate import simulate
-from tests.controllers.observations import observe
 
 CORES = np.array([3.0, 5.0, 12.0])
 
@@ -33,7 +32,7 @@ def test_static_splits_by_capacity():
 def test_the_error_of_static_without_capacities_says_how_to_gather_them():
     for values in ((), (np.ones(2),), (3.0,)):
         with pytest.raises(DriverError, match=r"ctrl\.published\.cores"):
-            ctrl.published.static_proportional().update(observe(*values, batch_sizes=(8, 8, 8)), ())
+            ctrl.published.static_proportional().check(values, 3, "static_proportional")
 
 
 def test_cores_are_counted_in_a_program():

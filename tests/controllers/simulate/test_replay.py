@@ -240,20 +240,9 @@ def test_limits_are_those_of_the_run(trace):
     assert read_trace(trace).limits == ad.Limits((1, 1), (10**6, 10**6), 8, 4)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('{"kind": "header", "version": 6, "run_id": "a"}\n', "no steps"),
-        (
-            '{"kind": "header", "version": 6, "run_id": "a", "lower": [1], "upper": [9], "quantum": 1}\n'
-            '{"kind":"step","run_id":"a","step":1,"epoch":0}\n',
-            ":2: a step without 'batch_sizes'",
-        ),
-    ],
-)
-def test_an_invalid_trace_is_refused_with_its_line(trace, text, why):
-    trace.write_text(text)
-    with pytest.raises(TraceError, match=why):
+def test_a_trace_without_steps_is_refused(trace):
+    trace.write_text('{"kind": "header", "version": 6, "run_id": "a"}\n')
+    with pytest.raises(TraceError, match="no steps"):
         read_trace(trace)
 
 
