@@ -10,7 +10,6 @@ from itertools import pairwise
 import jax
 import numpy as np
 
-from adaptive import CollectiveError
 from adaptive.base.channel import PartSpec
 
 ALIGNMENT = 64  # bytes; XLA on CPU uses such buffers without a copy
@@ -72,18 +71,3 @@ def cuts_of(target: np.ndarray, nbytes: int) -> Iterator[slice]:
 def describe_layout(layout: Sequence[PartSpec], status: int) -> str:
     """Describe the layout of a message: reduction, dtype and shape of each part."""
     return f"{', '.join(f'{part.op} {part.dtype}{list(part.shape)}' for part in layout)}; status {status}"
-
-
-def check_dtypes(layout: Sequence[PartSpec]) -> None:
-    """Check that MPI can reduce all parts.
-
-    Raises:
-      CollectiveError: MPI cannot reduce the dtype of one of them.
-    """
-    for j, part in enumerate(layout):
-        dtype = part.dtype
-        if dtype.kind not in "iufc" or dtype == np.float16:
-            raise CollectiveError(
-                f"part {j} of a message is {dtype}, which MPI cannot reduce. Cast half precisions to float32, and "
-                "booleans to uint8."
-            )

@@ -22,7 +22,6 @@ from collectives.worlds.reducing.custom_on_processes import CustomReductions
 from collectives.worlds.reducing.receive_buffers import (
     Aliases,
     allocated,
-    check_dtypes,
     cuts_of,
     describe_layout,
 )
@@ -40,10 +39,7 @@ class MPIChannel(Channel):
       world: the world.
       transport: performs the operations.
       make_local: creates a channel over this process's devices, if it has several.
-      layout, status, name: see `World.channel`.
-
-    Raises:
-      CollectiveError: MPI cannot reduce one of the parts.
+      layout, status, name: see `World.channel`. MPI reduces neither half precisions nor booleans.
     """
 
     def __init__(
@@ -55,7 +51,6 @@ class MPIChannel(Channel):
         status: int,
         name: Hashable,
     ):
-        check_dtypes(layout)
         mesh = world.local_mesh
         self._sharded = None if mesh is None else ShardedParts(layout, mesh.whole)
         if self._sharded is not None:
