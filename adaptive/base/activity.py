@@ -66,15 +66,11 @@ class WorkerSeconds(NamedTuple):
     def measured(
         cls, input_: np.ndarray, computing: np.ndarray, busy: np.ndarray, workers: range, waited: float
     ) -> WorkerSeconds:
-        """Return the seconds of all workers, with what they waited.
+        """Return the seconds of all workers; `workers` of this process, which `waited` so long in the step.
 
         All workers enter a step's last message, and leave the one of the step before, at the same time. In between,
         what is neither busy nor in messages is waiting: a worker that was busy for less than one of this process waited
         for as much longer.
-
-        Args:
-          workers: the workers of this process.
-          waited: seconds that this process waited in the step.
         """
         own = busy[workers.start : workers.stop].max(initial=0.0)
         together = max(own + waited, busy.max(initial=0.0))

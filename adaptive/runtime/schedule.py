@@ -196,11 +196,7 @@ def _apart(places: Sequence[Range]) -> tuple[list[Values], list[slice]]:
 
 
 class _WorkerPlaces:
-    """The places and operations of one worker, while a schedule is built.
-
-    Attributes:
-      places: of the values of the whole step. Those of several microbatches hide them.
-    """
+    """The places and operations of one worker, while a schedule is built."""
 
     def __init__(self, ctx: StepContext, local_index: int, microbatches: Microbatches, reading: Reading, batch: Any):
         self._ctx, self._steps, self._plan = ctx, ctx.step_plan, ctx.step_plan.plan
@@ -208,6 +204,7 @@ class _WorkerPlaces:
         self._target = ctx.placements[local_index].target
         self.present = local_index in ctx.workers.present
         self.values: Values = ctx.workers.values[local_index]
+        # Of the values of the whole step. Those of several microbatches hide them.
         self.places: dict[Address, int] = dict(ctx.workers.places)
         del self.values[len(self.places) :]
         self.batches: list[Batch] = []

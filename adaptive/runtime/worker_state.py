@@ -124,13 +124,8 @@ class WorkerState:
                 self._put(i, address, leaf)
 
     def _put(self, local_index: int, address: Address, value: Any) -> None:
-        """Replace a value of a worker by a copy, after the old one is freed, so that a device never holds two states.
-
-        Args:
-          value: an array, or a function that returns it.
-
-        Raises:
-          JaxRuntimeError: see `replace`.
+        """Replace a value of a worker by a copy of an array, or of what a function returns. Frees the old one first, so
+        that a device never holds two states.
         """
         values, place = self.values[local_index], self.places[address]
         values[place] = None

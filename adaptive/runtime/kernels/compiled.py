@@ -102,11 +102,8 @@ class CompiledKernels:
         self.add_buckets(())
 
     def _compile_if_it_fits(self, size: int, place: Placement) -> KernelSet | None:
-        """Return the kernels of one size; `None` if they need more memory than there is.
-
-        Raises:
-          JaxRuntimeError: XLA's error. With advice, if memory ran out, and microbatches are not bounded by it.
-          OutOfMemoryError: memory ran out for a single example.
+        """Return the kernels of one size; `None` if they need more memory than there is. Raises an OutOfMemoryError if
+        a single example does.
         """
         memory = self._memory
         if memory is not None and not memory.allows(size):

@@ -86,17 +86,6 @@ def test_workers_with_no_share_take_nothing():
         split(16, [1, 0, 0], limits)
 
 
-def test_limits_say_which_workers_take_no_part():
-    limits = Limits((2,) * 3, (10, 20, 30), 4).of([True, False, True])
-    assert (limits.lower, limits.upper, limits.active) == ((2, 0, 2), (10, 0, 30), (0, 2))
-    assert split(12, [1, 8, 2], limits) == (4, 0, 8)
-    assert equal(7, limits) == (4, 0, 3)
-
-
-def test_whole_numbers_outside_the_limits_are_shares():
-    assert split(10, [8, 2], Limits((1, 1), (6, 10))) == (6, 4)
-
-
 @pytest.mark.parametrize(
     ("shares", "wrong"),
     [

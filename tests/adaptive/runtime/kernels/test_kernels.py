@@ -116,13 +116,6 @@ def test_a_size_is_traced_once_for_all_workers(make):
     assert sorted(traced) == [1, 2, 4]
 
 
-def test_stand_ins_on_one_device_share_their_kernels(make):
-    kernels = make(devices=jax.local_devices()[:1] * 2)
-    kernels.require([3, 3])
-    assert kernels.kernel(0, 3, 0) is kernels.kernel(1, 3, 0)
-    assert kernels.counters.kernels == 1
-
-
 @pytest.mark.parametrize("first", [1, 40])
 def test_the_buckets_makes_every_size(make, first):
     kernels = make()
@@ -133,14 +126,6 @@ def test_the_buckets_makes_every_size(make, first):
     for size in range(1, 2 * first + 1):
         assert kernels.can_make(0, size)
         assert sum(kernels.choose(0, size)[0]) == size
-
-
-def test_a_size_that_has_to_wait_is_asked_for_with_its_buckets(make):
-    kernels = make()
-    kernels.require([32])
-    kernels._compiler.asked.clear()
-    kernels.ask([49], [32])
-    assert kernels._compiler.asked == [(0, 16), (0, 1)]
 
 
 def test_all_workers_have_to_be_able_to_make_a_size(make):
@@ -388,16 +373,6 @@ def test_steps_at_another_size_begin_the_count_again(make):
     assert kernels._compiler.asked == []
 
 
-def test_kernels_that_become_ready_meanwhile_do_not_begin_the_count_again(make):
-    kernels = make()
-    kernels.require([8])
-    kernels._compiler.compile(1, 2, 4)
-    take_steps(kernels, 7, 40)
-    kernels.compiled.compile(0, 3)
-    take_steps(kernels, 7, OWN_KERNEL_AFTER - 40 + 1)
-    assert kernels._compiler.asked == [(0, 7)]
-
-
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"largest_microbatch": 4}], ids=str)
 def test_there_is_none_in_deterministic_programs_and_above_microbatch(make, options):
     kernels = warmed(make(**options), 8)
@@ -418,14 +393,6 @@ def test_a_requested_size_replaces_a_pending_one(make):
     kernels.ask([6, 6], [6, 6])
     assert kernels._compiler.asked == []
     assert kernels.warm
-
-
-def test_a_bucket_stays_requested(make):
-    kernels = make()
-    kernels.require([6])
-    kernels.ask([7], [6])
-    kernels.ask([6], [6])
-    assert sorted(kernels._compiler.asked) == [(0, 1), (0, 2), (0, 4)]
 
 
 def test_a_kernel_of_its_own_replaces_an_older_pending_one(make):
