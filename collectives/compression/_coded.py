@@ -134,9 +134,10 @@ def in_codes(
     rows = codec.to_rows(found, share)
     if sends is not None:
         rows = jnp.where(sends, rows, 0)  # which need not be sent
-    blocks = _summed(codec, rounding, rows, leaves, when, dtype)
+    slices = CodedSlices(codec, stochastic=rounding != "nearest")
+    (summed,) = collective(CodedSum(slices), [rows], names=[name_of_all(leaves)], when=when)
     counts = combine(Reduce("sum", checked=True), sound, sound, when=when)
-    total = blocks.reshape(-1)[:size]
+    total = codec.decode(codec.of_rows(summed), dtype).reshape(-1)[:size]
     if share is not None:
         total = total / combine(Reduce("sum", checked=True), {"": share}, {"": share}, when=when)[""].astype(dtype)
     results = [
@@ -169,20 +170,6 @@ def _of_host(
     if share is None:
         return total, None, sends
     return total / jnp.where(weight > 0, weight, 1), jnp.where(sends, weight, 0).astype(share.dtype), sends
-
-
-def _summed(
-    codec: Codec,
-    rounding: Rounding,
-    rows: jax.Array,
-    leaves: dict[str, jax.Array],
-    when: jax.Array | None,
-    dtype: Any,
-) -> jax.Array:
-    """Return the sum of all workers' blocks; shape=(blocks, block), of `dtype`."""
-    slices = CodedSlices(codec, stochastic=rounding != "nearest")
-    (total,) = collective(CodedSum(slices), [rows], names=[name_of_all(leaves)], when=when)
-    return codec.decode(codec.of_rows(total), dtype)
 
 
 def _finite(x: jax.Array) -> jax.Array:
