@@ -69,6 +69,8 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
             {"pending": (4, 1), "next": (1, 4), "wanted": 9, "_all_ready": True, "_all_able": True}
         )
         there.membership.asked, there.membership._ready_elsewhere = 2, 1
+        there.hooks.joined[0].add(1)
+        there.members.note("a note")
         small, arrays = pickle.loads(pickle.dumps(MembershipChanges(there).pack()))
         buffers = here.engine.workers.receive_buffers()
         for buffer, array in zip(buffers, arrays, strict=True):
@@ -81,6 +83,9 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
             }
         for parts in (here, there):
             vars(parts.sizes).update({k: v for k, v in usual.items() if k not in SIZES_OF_ONE})
+        for get in (lambda p: p.hooks.joined, lambda p: p.run.limit, lambda p: p.run.run_id, lambda p: p.digest.asked):
+            assert get(here) == get(there)
+        assert "a note" in here.members.drain_events()[2]
         assert here.skipped.in_a_row == 2
         assert other.batch_sizes == program.batch_sizes
         assert dict(here.hyperparameters.values) == {"rate": 0.25}
