@@ -138,6 +138,8 @@ def test_a_hooks_values_are_known_by_their_names(trace):
         replay(policy, recording, "1/lb_bsp", reads=("seconds", "memory_available"))
     with pytest.raises(TraceError, match=r"this run has no hook 'balance'; its hooks are: 0/noise_batch"):
         replay(policy, recording, "balance")
+    with pytest.raises(ad.DriverError, match="one time per worker"):
+        replay(ctrl.balance(), recording, "2/mine")
 
 
 # --- clusters that would have behaved so ------------------------------------------------------------------------------

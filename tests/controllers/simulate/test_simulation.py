@@ -106,6 +106,8 @@ def test_the_machine_is_measured_now():
 def test_a_value_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match=r"unknown value 'speed'; the known ones are seconds, .*noise_scale"):
         simulate([Hooked(scripted(), ("speed",))], Cluster(AFFINE), 12, 1)
+    with pytest.raises(ad.DriverError, match="one time per worker"):
+        simulate([Hooked(ctrl.balance(), ("iteration_seconds",))], Cluster(AFFINE), 12, 1)
 
 
 def test_the_number_of_workers_is_required():
