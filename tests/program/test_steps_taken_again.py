@@ -122,6 +122,7 @@ def test_another_one_may_be_lost_when_it_is_taken_again():
     np.testing.assert_allclose(state["sum"], calm()[1]["sum"], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_two_may_be_lost_at_once():
     returned, computed = trained({1: 0, 2: 0})
     ((_, state),) = returned.values()
