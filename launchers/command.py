@@ -75,11 +75,8 @@ def intruder() -> str:
 
 def how_to_remove_it() -> str:
     """Return the shell command that removes the other package and restores this one."""
-    return f"pip uninstall adaptive && pip install --force-reinstall --no-deps {NAME}=={_version()}"
-
-
-def _version() -> str:
     try:
-        return version(NAME)
+        own = version(NAME)
     except PackageNotFoundError:
-        return "…"
+        own = "…"
+    return f"pip uninstall adaptive && pip install --force-reinstall --no-deps {NAME}=={own}"

@@ -91,7 +91,10 @@ def see_own_gpus(environ: MutableMapping[str, str]) -> None:
     """
     local, ranks, visible = number_in(environ, _LOCAL_RANKS), number_in(environ, _LOCAL_SIZES), environ.get(_VISIBLE)
     given = int(environ[GPUS]) if GPUS in environ else None
-    gpus = visible.split(",") if visible or (visible is not None and given is None) else _gpus(given)
+    if visible or (visible is not None and given is None):
+        gpus = visible.split(",")
+    else:
+        gpus = [str(n) for n in range(gpus_here() if given is None else given)]
     gpus = [gpu for gpu in gpus if gpu not in ("", "-1", "NoDevFiles")]
     if given == 0 or (given is None and (local is None or (ranks or 1) == 1 or not gpus)):
         return
@@ -112,12 +115,9 @@ def see_own_gpus(environ: MutableMapping[str, str]) -> None:
         environ[_MEMORY[0]] = f"{0.9 / sharing:.2f}"
 
 
-def _gpus(number: int | None) -> list[str]:
-    """Return the numbers of so many GPUs; by default of this host's NVIDIA GPUs by their device files, because starting
-    CUDA would take long.
-    """
-    nodes = (node.name.removeprefix("nvidia") for node in Path("/dev").glob("nvidia[0-9]*"))
-    return [str(n) for n in range(len([node for node in nodes if node.isdigit()]) if number is None else number)]
+def gpus_here() -> int:
+    """Return the number of this host's NVIDIA GPUs by their device files, because starting CUDA would take long."""
+    return sum(node.name.removeprefix("nvidia").isdigit() for node in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def number_in(environ: Mapping[str, str], names: Sequence[str]) -> int | None:

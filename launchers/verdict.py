@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST_NAMED = 8  # dead processes in one message
+_SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
 @dataclass(eq=False)
@@ -99,7 +100,8 @@ class ProcessState:
         """Phrase for the way in which the process ended."""
         if self.ended is not None:
             return f"ended with exit code {self.ended}"
-        return "died" if self.killed is None else f"was killed by {_name(self.killed)}"
+        name = _SIGNALS.get(self.killed or 0, f"signal {self.killed}")
+        return "died" if self.killed is None else f"was killed by {name}"
 
 
 def verdict(processes: Sequence[ProcessState], own: int) -> int:
@@ -137,10 +139,12 @@ def reason_to_end(processes: Collection[ProcessState]) -> str | None:
         return f"{first} {first.how}." + "".join(f" Before that, {p} {p.how} {p.where}." for p in early)
     if first is not None:
         return f"{first} {first.how} {first.where}, and the others cannot continue without it."
-    for process in processes:
-        if process.over and process.worlds == 0 and (waiting := _waiting(counted, process)):
-            return f"{process} {process.how} {process.where}, and {waiting} waits for it in comm.world()."
-    if not (all(process.over for process in counted) and _all_were_there(processes)):
+    for process in (process for process in processes if process.over and process.worlds == 0):
+        for other in counted:
+            if other.job == process.job and other.making and not other.over:
+                return f"{process} {process.how} {process.where}, and {other} waits for it in comm.world()."
+    there = {(process.job, process.rank) for process in processes}  # the missing ones may still be starting
+    if any(not p.over or any((p.job, rank) not in there for rank in range(p.size)) for p in counted):
         return None
     return f"no rank is left: {lost}." if lost and not any(process.ended == 0 for process in counted) else ""
 
@@ -172,28 +176,10 @@ def _losses(processes: Iterable[ProcessState]) -> str:
     return "; ".join([*named, *more])
 
 
-def _waiting(processes: Iterable[ProcessState], process: ProcessState) -> ProcessState | None:
-    """Return a process of the same job that is making a world and waits for this one, which is over; or None."""
-    return next((p for p in processes if p.job == process.job and p.making and not p.over), None)
-
-
-def _all_were_there(processes: Collection[ProcessState]) -> bool:
-    """Return whether every process of the job has connected; the missing ones may still be starting."""
-    ranks = {(process.job, process.rank) for process in processes}
-    return all((p.job, rank) in ranks for p in processes if p.counts for rank in range(p.size))
-
-
 def _code(process: ProcessState, own: int) -> int:
     if process.ended is not None:
         return process.ended
     return 128 + process.killed if process.killed is not None else own or 1
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def say(text: str) -> None:

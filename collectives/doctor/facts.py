@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from adaptive.base.process.cores import allowed_cpus, chosen_threads
 from adaptive.base.process.launcher import launcher, tasks_not_started
 from launchers.command import intruder
 from launchers.ending import LAUNCHER
-from launchers.resources import cpu_quota, number_in
+from launchers.resources import cpu_quota, gpus_here, number_in
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "mpi4py", "adaptive-dataflow")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
@@ -57,7 +55,7 @@ def facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "threads": int(threads) if (threads := chosen_threads(environ)).isdigit() else 0,
         "devices": devices,
         "no_devices": why,
-        "gpus": len([path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]),
+        "gpus": gpus_here(),
         "visible": environ.get("CUDA_VISIBLE_DEVICES", ""),
         "limited": any(name in environ for name in _LIMITS),
         "platforms": environ.get("JAX_PLATFORMS", ""),

@@ -219,20 +219,20 @@ def test_a_containers_share_of_the_cores(tmp_path):
 @pytest.mark.parametrize(
     ("there", "given", "local", "ranks", "seen", "memory"),
     [
-        (["0", "1", "2"], {}, 1, 3, "1", None),
-        (["0", "1"], {}, 1, 1, None, None),  # the only rank of its host has all of them
-        ([], {}, 1, 2, None, None),
-        (["0", "1"], {}, 2, 3, "0", "0.45"),  # two share the first
-        (["0"], {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
-        (["0", "1"], {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
-        (["0", "1"], {"CUDA_VISIBLE_DEVICES": "-1"}, 1, 2, "-1", None),  # none of them
-        (["0"], {"XLA_CLIENT_MEM_FRACTION": "0.2"}, 1, 2, "0", None),
-        (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, 1, 2, None, None),
-        (["0", "1"], {"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1, 2, None, None),  # it may be the only one
+        (3, {}, 1, 3, "1", None),
+        (2, {}, 1, 1, None, None),  # the only rank of its host has all of them
+        (0, {}, 1, 2, None, None),
+        (2, {}, 2, 3, "0", "0.45"),  # two share the first
+        (1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
+        (2, {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
+        (2, {"CUDA_VISIBLE_DEVICES": "-1"}, 1, 2, "-1", None),  # none of them
+        (1, {"XLA_CLIENT_MEM_FRACTION": "0.2"}, 1, 2, "0", None),
+        (2, {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, 1, 2, None, None),
+        (2, {"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1, 2, None, None),  # it may be the only one
     ],
 )
 def test_by_default_each_of_several_ranks_sees_one_gpu(there, given, local, ranks, seen, memory, monkeypatch):
-    monkeypatch.setattr("launchers.resources._gpus", lambda number: there)
+    monkeypatch.setattr("launchers.resources.gpus_here", lambda: there)
     environ = {"OMPI_COMM_WORLD_LOCAL_RANK": str(local), "OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), **given}
     see_own_gpus(environ)
     assert environ.get("CUDA_VISIBLE_DEVICES") == seen
