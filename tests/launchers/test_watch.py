@@ -13,6 +13,7 @@ from launchers.activity import INSIDE, OUTSIDE, ActivityReading
 from launchers.inspection import RUNS, STOPPED
 from launchers.verdict import ProcessState
 from launchers.watch import Watch
+from tests.speed import limit
 
 
 class Job:
@@ -67,8 +68,9 @@ class Job:
 
         async def scene():
             self.watch.note_wait()
-            while len(self.looked) < rounds and not self.ended and self.watch._timer is not None:
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(limit(20)):
+                while len(self.looked) < rounds and not self.ended and self.watch._timer is not None:
+                    await asyncio.sleep(0.001)
             self.watch.stop()
 
         asyncio.run(scene())
