@@ -18,6 +18,7 @@ from launchers.mpirun import (
     Host,
     Implementation,
     UsageError,
+    answering,
     clean,
     find,
     line,
@@ -112,7 +113,14 @@ def test_hosts_by_name_and_from_a_file(tmp_path):
         listed_hosts(file)
 
 
-AB = [Host("a", 2), Host("b", 2)]
+def test_hosts_on_which_nothing_starts_do_not_answer(tmp_path):
+    path = tmp_path / "mpirun"
+    path.write_text('#!/bin/sh\ncase "$*" in *bad:1*) exit 1;; esac\n')
+    path.chmod(0o755)
+    there = [Host("a", 2), Host("bad", 2), Host("c", 1)]
+    assert answering(Implementation(str(path), "Open MPI"), there, os.environ) == [there[0], there[2]]
+
+
 FREE = "--bind-to none"
 
 
