@@ -102,6 +102,18 @@ def test_a_mesh_computes_what_one_device_does(whole, shape):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
+def test_a_raveled_gradient_is_reduced_as_the_pytree_is(whole):
+    def raveled(state, batch):
+        flat, as_tree = jax.flatten_util.ravel_pytree(jax.grad(loss_of)(state["params"], batch))
+        updates, opt = TX.update(as_tree(comm.all_reduce(flat)), state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {}
+
+    mesh = mesh_of()
+    with comm.SoloWorld(mesh=mesh) as world:
+        program, _ = trained(state_on(mesh), world, made=raveled)
+    assert difference(jax.device_get(program.state), whole[0]) < 1e-12
+
+
 def test_a_mesh_that_splits_no_batches(whole):
     mesh = mesh_of((1, 4))
     with comm.SoloWorld(mesh=mesh, batch_axes=()) as world:
