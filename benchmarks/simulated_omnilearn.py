@@ -9,6 +9,7 @@ settings and with this library's, and `balance`; compared with equal batches, an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ POLICIES: dict[str, tuple[Any, int]] = {  # what makes it, every
     "equal": (equal, 1),
     "OmniLearn's rule": (omnilearn, EPOCH),
     "proportional, set as OmniLearn": (
-        lambda: ctrl.published.proportional(dead_band=DEAD_BAND, min_size=LEAST, max_size=MOST, drop=None),
+        lambda: ctrl.published.proportional(dead_band=DEAD_BAND, drop=None),  # `run` sets its bounds
         EPOCH,
     ),
     "proportional, every epoch": (lambda: ctrl.published.proportional(drop=None), EPOCH),
@@ -93,7 +94,9 @@ def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
     make, every = POLICIES[name]
     case = scenario("omnilearn", WORKERS, steps, seed)
     hooks = [Hooked(make(), ("seconds",), every)]
-    return simulate(hooks, case.cluster, case.global_batch, steps, seed=seed)
+    cluster = replace(case.cluster, lower=LEAST, upper=MOST) if name.endswith("as OmniLearn") else case.cluster
+    done = simulate(hooks, cluster, case.global_batch, steps, seed=seed)
+    return replace(done, limits=case.cluster.limits)  # the best split has no bounds
 
 
 def over(sim: Simulation, steps: slice = slice(None)) -> float:
