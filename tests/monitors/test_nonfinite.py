@@ -21,12 +21,14 @@ def test_the_share_of_values_that_are_not_finite(microbatch):
     def driver(w, batch):
         grads = {"w": jnp.where(ad.worker_index() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
         share = mon.nonfinite(grads)
-        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share}
+        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share, "of counts": mon.nonfinite(len(batch) * jnp.arange(3))}
 
     program = ad.Program(
         driver, jnp.zeros(()), DATA, global_batch=12, shares=SIZES, world=LocalWorld(3), microbatch=microbatch
     )
-    np.testing.assert_allclose(program.step().metrics["share"], 4 / 12, rtol=1e-6)
+    metrics = program.step().metrics
+    np.testing.assert_allclose(metrics["share"], 4 / 12, rtol=1e-6)
+    assert metrics["of counts"] == 0
 
 
 def test_of_a_gradient_that_is_averaged_there_is_no_share():

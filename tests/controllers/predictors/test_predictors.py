@@ -132,6 +132,7 @@ def test_impossible_settings_are_refused():
         lambda: ctrl.published.moving_average(0),
         lambda: ctrl.published.arx(lags=0),
         lambda: ctrl.published.narx(steps=0),
+        lambda: ctrl.published.narx(width=0),
         ctrl.published.best_of,
     ):
         with pytest.raises(ValueError, match=r"must|at least"):
