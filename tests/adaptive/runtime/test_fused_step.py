@@ -349,6 +349,18 @@ def test_a_step_that_is_skipped_late_gives_what_one_that_is_waited_for_gives(lat
     same(state, expected)
 
 
+def test_leaves_that_share_a_new_value_keep_their_old_ones_in_a_step_that_is_skipped(taken):
+    def driver(state, batch):
+        mean = comm.all_reduce(jnp.where(ad.step_number() == 0, jnp.nan, jax.tree.leaves(batch)[0].mean()))
+        return {"a": mean, "b": mean}, {}
+
+    options = {"global_batch": 16, "deterministic": True, "nonfinite": "skip"}
+    with comm.DeviceWorld() as world, ad.Program(driver, {"a": 1.0, "b": 2.0}, DATA, world=world, **options) as program:
+        assert program.step().skipped
+        assert (float(program.state["a"]), float(program.state["b"])) == (1, 2)
+        assert taken == [False]
+
+
 def test_a_checkpoint_between_steps_is_of_steps_that_are_known_to_be_finite(late):
     with comm.DeviceWorld() as world, built(spoilt_from(8), world=world, resizable=False) as program:
         for report in program.run(steps=STEPS):
