@@ -21,7 +21,8 @@ def test_the_share_of_values_that_are_not_finite(microbatch):
     def driver(w, batch):
         grads = {"w": jnp.where(ad.worker_index() == 1, jnp.nan, batch.mean()), "n": jnp.zeros(2)}
         share = mon.nonfinite(grads)
-        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share, "of counts": mon.nonfinite(len(batch) * jnp.arange(3))}
+        of_counts = mon.nonfinite(len(batch) * jnp.arange(3))
+        return w + comm.all_reduce(grads, nonfinite="drop")["w"], {"share": share, "of counts": of_counts}
 
     program = ad.Program(
         driver, jnp.zeros(()), DATA, global_batch=12, shares=SIZES, world=LocalWorld(3), microbatch=microbatch
