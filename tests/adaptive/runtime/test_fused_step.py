@@ -352,7 +352,8 @@ def test_a_step_that_is_skipped_late_gives_what_one_that_is_waited_for_gives(lat
 def test_leaves_that_share_a_new_value_keep_their_old_ones_in_a_step_that_is_skipped(taken):
     def driver(state, batch):
         mean = comm.all_reduce(jnp.where(ad.step_number() == 0, jnp.nan, jax.tree.leaves(batch)[0].mean()))
-        return {"a": mean, "b": mean}, {}
+        new = state["a"] + mean
+        return {"a": new, "b": new}, {}
 
     options = {"global_batch": 16, "deterministic": True, "nonfinite": "skip"}
     with comm.DeviceWorld() as world, ad.Program(driver, {"a": 1.0, "b": 2.0}, DATA, world=world, **options) as program:
