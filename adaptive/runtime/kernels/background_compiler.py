@@ -21,7 +21,8 @@ from .microbatches import Microbatches
 if TYPE_CHECKING:
     from .compiled import CompiledKernels
 
-_FIRST_PAUSE = 0.1  # seconds of the first pause; a later one is as long as the job before
+QUIET_STEPS = 3  # undisturbed steps before each job, from which policies can learn speeds
+_FIRST_PAUSE = 1.0  # maximum seconds of the first pause; later ones last at most as long as the job before
 _TRIM_AFTER = (10.0, 60.0, 600.0)  # seconds after which freed memory is returned to the system
 
 
@@ -50,25 +51,26 @@ class BackgroundCompiler:
     current compile: a thread that returns from XLA to an interpreter that is shutting down would abort the process.
 
     Where compiling takes a large part of the process's cores, steps beside it do not measure the machine's speed. With
-    `pauses` the thread pauses before each job for as long as the job before took, so that undisturbed steps pass. There
-    is no pause after a job during which no step ended, as in reserve.
+    `pauses` the thread lets some undisturbed steps pass before each job, but for no longer than the job before took, so
+    all jobs take at most twice as long. There is no pause after a job during which no step ended, as in reserve.
 
     Args:
       owner: carries out the jobs.
-      pauses: whether to pause between two jobs.
+      pauses: whether to let steps pass between two jobs.
     """
 
     def __init__(self, owner: CompiledKernels, *, pauses: bool = False):
         self.error: BaseException | None = None
-        self._pauses, self._pause = pauses, _FIRST_PAUSE
+        self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether the thread has compiled since the last step ended
         self._stepped = True  # whether a step has ended since the last job began
-        self._in_a_hurry = False
-        # Ends a pause. Needs no lock, because the garbage collector may call `_end` anywhere; so does `_bell`.
-        self._hurry: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._pausing = self._in_a_hurry = False
+        # For each step that ends in a pause, whether the thread compiled during it. Needs no lock, like `_bell`.
+        self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._waiting: dict[Job, tuple[int, int]] = {}  # jobs with their order
         self._at: Job | None = None
         self._lock = threading.Lock()
+        # Needs no lock, because the garbage collector may call `_end` anywhere.
         self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._count = itertools.count()
         self._settings = current_settings()
@@ -109,13 +111,15 @@ class BackgroundCompiler:
         with self._lock:
             beside, self._beside_step = self._beside_step, self._at is not None
             self._stepped = True
+        if self._pausing:
+            self._steps.put(beside)
         return beside
 
     @contextmanager
     def without_pauses(self) -> Iterator[None]:
         """Compile without pauses within the block, in which no step runs."""
         self._in_a_hurry = True
-        self._hurry.put(True)
+        self._steps.put(True)
         try:
             yield
         finally:
@@ -132,7 +136,7 @@ class BackgroundCompiler:
     def _end(self, _owner: object = None) -> None:
         self._ended = True
         self._bell.put(False)
-        self._hurry.put(True)
+        self._steps.put(True)
 
     def _end_and_wait(self) -> None:
         self.close()
@@ -146,6 +150,15 @@ class BackgroundCompiler:
                 del self._waiting[self._at]
                 self._beside_step, self._stepped = True, False
             return self._at
+
+    def _pause(self) -> None:
+        """Let some steps pass without a compiler beside them."""
+        self._pausing, quiet, end = True, 0, time.monotonic() + self._longest_pause
+        with suppress(queue.Empty):
+            while quiet < QUIET_STEPS and not (self._in_a_hurry or self._ended):
+                beside = self._steps.get(timeout=max(0.0, end - time.monotonic()))
+                quiet = 0 if beside else quiet + 1
+        self._pausing = False
 
     def _wait_for_work(self) -> bool:
         """Wait for a job, and return freed memory to the system meanwhile. Returns False at the end."""
@@ -164,11 +177,8 @@ class BackgroundCompiler:
 
     def _carry_out_jobs(self) -> None:
         while self._wait_for_work() and not self._ended:
-            if self._pauses and self._stepped and not self._in_a_hurry:
-                with suppress(queue.Empty):
-                    self._hurry.get(timeout=self._pause)
-                if self._ended:
-                    return
+            if self._pauses and self._stepped:
+                self._pause()
             job, owner = self._next(), self._owner()
             if job is None or owner is None:
                 continue
@@ -181,7 +191,7 @@ class BackgroundCompiler:
                 return
             finally:
                 del owner
-            self._pause, self._at = time.monotonic() - began, None
+            self._longest_pause, self._at = time.monotonic() - began, None
 
 
 def return_freed_memory() -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from adaptive.runtime.kernels import background_compiler as _background
-from adaptive.runtime.kernels.background_compiler import BackgroundCompiler, KernelJob
+from adaptive.runtime.kernels.background_compiler import QUIET_STEPS, BackgroundCompiler, KernelJob
 from tests.speed import limit
 
 DEADLINE = limit(60)
@@ -94,24 +94,62 @@ def pausing(owner, monkeypatch):
     assert not compiler._thread.is_alive()  # a pause ends too
 
 
-def test_steps_pass_before_a_job_begins_unless_it_is_waited_for_and_urgent_jobs_go_first(owner, pausing):
+def waits_for_steps(compiler):
+    """Return when the thread has come to a pause."""
+    patience = threading.Event()
+    for _ in range(int(DEADLINE * 1000)):
+        if compiler._pausing:
+            return
+        patience.wait(0.001)
+    raise AssertionError("not in time")
+
+
+def test_some_steps_pass_alone_before_a_job_begins(owner, pausing):
+    pausing.put(FIRST)
+    waits_for_steps(pausing)
+    for _ in range(QUIET_STEPS - 1):
+        assert not pausing.step_ended()
+    assert not owner.began.acquire(blocking=False)
+    assert not pausing.step_ended()
+    assert owner.began.acquire(timeout=DEADLINE)
+
+
+def test_a_step_that_began_beside_the_compiler_does_not_count(owner, pausing):
+    pausing._longest_pause = 0.0
+    pausing.put(FIRST)
+    assert owner.began.acquire(timeout=DEADLINE)
+    assert pausing.step_ended()
+    owner.may_end.release()
+    ends(pausing)
+    pausing._longest_pause = DEADLINE
+    pausing.put(SECOND)
+    waits_for_steps(pausing)
+    assert pausing.step_ended()
+    for _ in range(QUIET_STEPS - 1):
+        assert not pausing.step_ended()
+    assert not owner.began.acquire(blocking=False)
+    assert not pausing.step_ended()
+    assert owner.began.acquire(timeout=DEADLINE)
+
+
+def test_a_pause_lasts_no_longer_than_the_job_before_and_needs_steps(owner, pausing):
+    owner.may_end.release(3)
+    pausing._longest_pause = 0.0
+    pausing.put(FIRST)
+    pausing.put(SECOND)  # no step is ever taken
+    ends(pausing)
+    pausing._longest_pause = DEADLINE
+    pausing.put(THIRD)
+    ends(pausing)
+    assert owner.done == [FIRST, SECOND, THIRD]
+
+
+def test_waiting_for_kernels_ends_a_pause_and_urgent_jobs_still_go_first(owner, pausing):
     owner.may_end.release(2)
     pausing.put(FIRST)
-    assert not owner.began.acquire(timeout=0.05)
+    waits_for_steps(pausing)
     pausing.put(SECOND, urgent=True)
     with pausing.without_pauses():
         ends(pausing)
     assert owner.done == [SECOND, FIRST]
     assert not pausing.step_ended()  # it disturbed no step
-
-
-def test_a_pause_lasts_as_long_as_the_job_before_and_needs_steps(owner, pausing):
-    owner.may_end.release(3)
-    pausing._pause = 0.0
-    pausing.put(FIRST)
-    ends(pausing)
-    assert 0 < pausing._pause < DEADLINE
-    pausing._pause = DEADLINE
-    pausing.put(SECOND)  # no step is ever taken
-    ends(pausing)
-    assert owner.done == [FIRST, SECOND]
