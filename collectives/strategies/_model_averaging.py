@@ -11,7 +11,7 @@ import adaptive as ad
 from adaptive.base.values.numbers import real
 from collectives._leaves import error
 from collectives._local_mean import local_mean
-from collectives.compression._wire import Wire, check_format
+from collectives.compression._wire import Wire, check_format, codec_of
 
 from ._strategy import Strategy, one_step
 from ._trees import all_reduced, arrays, check_optimizer, minus, plus, zeros
@@ -73,6 +73,8 @@ def model_averaging(
     check_optimizer("model_averaging", optimizer)
     if wire is not None:
         check_format("model_averaging", wire, "nearest")
+        if codec_of(wire):
+            raise error("model_averaging", f"wire={wire} needs error feedback, which it has not. Use jnp.bfloat16.")
     _check_options(alpha, momentum)
 
     def init(params: Any) -> ModelAveraging:

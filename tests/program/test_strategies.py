@@ -296,6 +296,7 @@ def test_evaluate_uses_the_strategys_model():
         (lambda: sync.model_averaging(optax.sgd(1.0), alpha=2), r"alpha=2 must be above 0 and at most 1"),
         (lambda: sync.model_averaging(optax.sgd(1.0), momentum=1.0), r"momentum=1.0 must be at least 0 and below 1"),
         (lambda: sync.model_averaging(optax.sgd(1.0), wire="int8"), r"wire=int8 is not a supported format"),
+        (lambda: sync.model_averaging(optax.sgd(1.0), wire="4bit"), r"wire=4bit needs error feedback"),
         (lambda: sync.pair_averaging(optax.sgd(1.0), "star"), r"pair_averaging.*'star' must be one of 'random'"),
         (lambda: sync.local_steps(optax.sgd(1.0), 0), r"local_steps.*steps=0 must be a positive integer"),
         (lambda: sync.diloco(optax.sgd(1.0), "sgd", 2), r"diloco.*outer='sgd' is not an optax optimizer"),
