@@ -27,7 +27,7 @@ import pytest
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels.background_compiler import BackgroundCompiler
 from adaptive.runtime.kernels.compiled import CompiledKernels
-from tests import cost, jaxrun, ranks, rewriting
+from tests import cost, jaxrun, ranks
 from tests.mpirun import STARTED, mpirun_version
 
 if STARTED in os.environ:  # temporary folders of its own: pytest deletes old ones, also where another rank is doing so
@@ -81,7 +81,6 @@ if os.environ.get("TESTS_COMPILER"):
 def pytest_configure(config: pytest.Config) -> None:
     ranks.register(config)
     cost.register(config)
-    config.pluginmanager.register(rewriting)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

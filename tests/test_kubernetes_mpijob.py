@@ -11,8 +11,6 @@ import yaml
 from launchers.mpirun import listed_hosts, split
 from launchers.run import run
 
-COVERS = ("launchers/mpirun.py", "launchers/run.py")
-
 FILE = Path(__file__).parents[1] / "examples" / "kubernetes_mpijob.yaml"
 
 

@@ -10,7 +10,7 @@ module's own test files first and then the cheapest, until one fails or `--secon
 
 coverage.py records which tests execute each line, once, into `--map`; this takes longer than the test suite. If a file
 has changed since, all tests that execute any of it run; delete the folder to record anew. With `--near` nothing is
-recorded: the test files of the module run (`python -m tests.of`), and what survives them may be caught elsewhere.
+recorded: the module's own test file runs, or the folder of tests beside it; what survives may be caught elsewhere.
 
 Verdicts: "caught"; "survived" all tests of the line; "out of time"; "no tests" execute the line; "failing": a test of
 the line fails without the change, too.
@@ -43,7 +43,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import of  # noqa: E402
+from tests.language import PACKAGES, files  # noqa: E402
 
 TEST, TIMES = "MUTANTS_TEST", "MUTANTS_TIMES"  # variables of the environment: the running test; a file for seconds
 IGNORED = ("tests/docs", "tests/benchmarks", "tests/examples", "tests/test_house.py", "tests/test_language.py")
@@ -121,10 +121,18 @@ def copy_of_work_tree(folder: Path) -> Path:
 # --- which tests execute a line ---------------------------------------------------------------------------------------
 
 
+def near(file: str) -> str:
+    """Return the test file of a module, or the folder in which it would be."""
+    path = Path("tests", Path(file).parent, f"test_{Path(file).stem.strip('_')}.py")
+    while not (ROOT / path).exists():
+        path = path.parent
+    return path.as_posix()
+
+
 def record(folder: Path, jobs: int, tests: list[str]) -> None:
     """Run the tests in a copy of the work tree under coverage.py, and record each under its name."""
     tree = copy_of_work_tree(folder / "tree")
-    settings = f"[run]\nsource = {','.join(of.PACKAGES)}\nparallel = true\nsigterm = true\npatch = subprocess, _exit\n"
+    settings = f"[run]\nsource = {','.join(PACKAGES)}\nparallel = true\nsigterm = true\npatch = subprocess, _exit\n"
     (tree / ".coveragerc").write_text(f"{settings}context = ${{{TEST}-}}\ndata_file = {folder / 'data'}\n")
     environ = {
         **os.environ,
@@ -171,9 +179,9 @@ class Records:
         found = set(by_line.get(mutant.line, ())) if same else {""}
         if "" in found:
             found = set().union(*by_line.values())
-        near = of.files_of(mutant.file, ROOT)
+        own = near(mutant.file)
         there = [test for test in found if test in self._seconds]
-        return sorted(there, key=lambda test: (test.partition("::")[0] not in near, self._seconds[test]))
+        return sorted(there, key=lambda test: (not test.startswith(own), self._seconds[test]))
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -235,9 +243,10 @@ def main() -> None:
     parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants", help="which tests execute what")
     parser.add_argument("--tests", nargs="*", default=[], help="what to record, instead of all tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
-    parser.add_argument("--near", action="store_true", help="run the module's own test files, without records")
+    parser.add_argument("--near", action="store_true", help="run the module's own tests, without records")
     args = parser.parse_args()
-    mutants = draw([f for f in of.modules() if fnmatch.fnmatch(f, args.only)], args.count, args.seed)
+    drawn_from = [f for f in files() if fnmatch.fnmatch(f, args.only) and not f.endswith("__.py")]
+    mutants = draw(drawn_from, args.count, args.seed)
     folder = args.map.resolve()
     if not args.near and not folder.exists():
         print("Recording which tests execute each line, once ...", flush=True)
@@ -250,7 +259,7 @@ def main() -> None:
             trees.put(copy_of_work_tree(Path(copies, str(number))))
 
         def judged(mutant: Mutant) -> tuple[Mutant, tuple[str, str]]:
-            tests = of.files_of(mutant.file, ROOT) if records is None else records.tests(mutant)
+            tests = [near(mutant.file)] if records is None else records.tests(mutant)
             tree = trees.get()
             try:
                 return mutant, judge(mutant, tests, tree, args.seconds)

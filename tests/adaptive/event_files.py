@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.on_use import on_use
+import pytest
 
-event_pb2, record_writer = on_use("tensorboardX.proto.event_pb2"), on_use("tensorboardX.record_writer")
+event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+record_writer = pytest.importorskip("tensorboardX.record_writer")
 
 
 def events(folder: Path) -> Iterator[Any]:

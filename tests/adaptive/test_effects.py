@@ -13,8 +13,6 @@ import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planned
 
-COVERS = ("adaptive/graph/trace.py", "adaptive/operators/replication_claims.py")
-
 W = jnp.zeros(FEATURES)
 ONE = jax.ShapeDtypeStruct((), jnp.float32)
 

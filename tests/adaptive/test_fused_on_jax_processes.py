@@ -24,8 +24,6 @@ from tests.adaptive.runtime.test_fused_step import (
 )
 from tests.jaxrun import run
 
-COVERS = ("adaptive/runtime/fused_step.py", "collectives/worlds/jax_world.py")
-
 pytestmark = pytest.mark.ranks
 together = pytest.mark.on_ranks(2, jax=True)
 

@@ -15,8 +15,6 @@ from adaptive.base.decision import Decision
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, make_data, mean_loss
 
-COVERS = ("adaptive/runtime/kernels/kernels.py",)
-
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

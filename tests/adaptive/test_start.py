@@ -11,8 +11,6 @@ import pytest
 
 from tests.speed import limit
 
-COVERS = ("adaptive/program/parts.py",)
-
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """

@@ -21,8 +21,6 @@ import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed, relaxed_tx
 
-COVERS = ("adaptive/graph/trace.py",)
-
 EXAMPLES, FEATURES, CLASSES = 24, 4, 3
 TX = relaxed_tx(optax.sgd(0.1, momentum=0.9))
 

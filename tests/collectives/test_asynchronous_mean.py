@@ -18,8 +18,6 @@ from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
 
-COVERS = ("adaptive/base/mailbox.py", "adaptive/operators/peer_read.py", "adaptive/program/members.py")
-
 SIZE, ROUNDS, RATE = 4, 8, 0.05
 
 

@@ -12,14 +12,6 @@ from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.context import trace_as
 
-COVERS = (
-    "adaptive/base/process/source_lines.py",
-    "collectives/_all_gather.py",
-    "collectives/_all_reduce.py",
-    "collectives/_broadcast.py",
-    "collectives/_leaves.py",
-)
-
 HERE = r"\(test_ops.py:\d+\)"
 
 

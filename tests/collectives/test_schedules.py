@@ -8,8 +8,6 @@ import pytest
 from adaptive import CollectiveError
 from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, Ring, schedule_of
 
-COVERS = ("collectives/_neighbor_mean.py",)
-
 MEMBERS = [0, 2, 3, 5, 6]
 
 

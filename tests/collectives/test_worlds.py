@@ -21,13 +21,6 @@ from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, 
 from collectives._robust import GeometricMedian, Median
 from collectives.compression._wire import Narrow
 
-COVERS = (
-    "collectives/worlds/devices.py",
-    "collectives/worlds/base.py",
-    "collectives/worlds/reducing/custom_on_devices.py",
-    "collectives/worlds/solo.py",
-)
-
 SHAPES = [(), (1,), (5,), (3, 4), (2, 1, 3, 5), (200_003,), (3, 100, 701)]  # the last two are more than one piece
 NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 NO_STATUS = np.zeros(0, np.float32)

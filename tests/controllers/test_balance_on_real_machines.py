@@ -9,8 +9,6 @@ import adaptive as ad
 import controllers as ctrl
 from controllers.simulate import simulate
 
-COVERS = ("controllers/policies/comparison.py",)
-
 N = 256  # examples of a worker at first
 STEPS = 400
 

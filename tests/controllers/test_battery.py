@@ -20,8 +20,6 @@ from tests.stored import stored
 
 from .observations import Noise
 
-COVERS = ("controllers/_policy.py",)
-
 Values = Callable[[int, np.ndarray], tuple[Any, ...]]
 
 

@@ -15,8 +15,6 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("controllers/_hook.py",)
-
 DATA = {"x": np.ones((16, 2), np.float32)}
 
 

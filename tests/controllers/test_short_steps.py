@@ -8,8 +8,6 @@ import pytest
 import controllers as ctrl
 from controllers.simulate import simulate
 
-COVERS = ("controllers/policies/comparison.py", "controllers/timing/seconds.py")
-
 
 def over_equal(times, steps, seed, local=64, from_step=0):
     """Seconds with `balance` over those with equal batches, of a simulated run; the same chance in both."""

@@ -15,7 +15,7 @@ import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
-from tests.of import PACKAGES
+from tests.language import PACKAGES
 
 pytestmark = pytest.mark.seconds(10)
 

@@ -21,8 +21,6 @@ from . import (
 )
 from .cases import CASES, FEATURES, Case, Named, NotKnown, Refused, Right
 
-COVERS = ("adaptive/check/dependencies.py", "adaptive/check/trials.py")
-
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3
 
 

@@ -33,8 +33,6 @@ from launchers.resources import GPUS, THREADS, cores, cpu_quota, see_own_gpus, t
 from tests.mpirun import ROOT
 from tests.speed import limit
 
-COVERS = ("launchers/mpirun.py", "launchers/rank.py", "launchers/resources.py")
-
 OPEN_MPI, OLD = Implementation("mpirun", "Open MPI", (5, 0, 11)), Implementation("mpirun", "Open MPI", (4, 1))
 MPICH = Implementation("mpiexec", "MPICH", (4, 2))
 

@@ -18,8 +18,6 @@ from adaptive.disk.lock import LOCK
 from adaptive.program.run_checkpointer import RunCheckpointer
 from tests.program.problems import build, descend, make_data, same_everywhere
 
-COVERS = ("adaptive/program/checkpoint.py", "adaptive/program/restore.py")
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 N = 16

@@ -15,8 +15,6 @@ from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
-COVERS = ("launchers/ending.py", "launchers/run.py")
-
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "endings.py"

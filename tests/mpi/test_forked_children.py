@@ -8,8 +8,6 @@ import pytest
 
 from tests.mpirun import run
 
-COVERS = ("collectives/worlds/base.py", "adaptive/base/process/exit_hooks.py")
-
 pytestmark = pytest.mark.ranks
 
 

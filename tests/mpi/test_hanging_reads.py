@@ -11,8 +11,6 @@ import pytest
 from tests.mpirun import run
 from tests.speed import at_start, slowness
 
-COVERS = ("adaptive/data/readers.py",)
-
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "hanging_reads.py"

@@ -12,8 +12,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 
-COVERS = ("adaptive/data/readers.py",)
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 LENGTH = 40

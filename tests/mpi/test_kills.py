@@ -13,20 +13,6 @@ import pytest
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
-COVERS = (
-    "adaptive/control/membership.py",
-    "adaptive/program/run_checkpointer.py",
-    "adaptive/program/runs.py",
-    "adaptive/program/run_loop.py",
-    "collectives/worlds/elastic/elastic_world.py",
-    "collectives/worlds/elastic/rendezvous.py",
-    "collectives/worlds/elastic/spawning.py",
-    "collectives/worlds/elastic/standby.py",
-    "collectives/worlds/transport/operations.py",
-    "collectives/worlds/transport/process_group.py",
-    "launchers/restarts.py",
-)
-
 pytestmark = [pytest.mark.ranks, survives_losses]
 long = pytest.mark.long
 

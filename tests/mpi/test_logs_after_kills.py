@@ -17,8 +17,6 @@ from tests.adaptive.event_files import scalars
 from tests.mpirun import ROOT, run, survives_losses
 from tests.speed import limit
 
-COVERS = ("adaptive/observe/record.py",)
-
 SCRIPT = Path(__file__).parent / "killed_while_logging.py"
 STEPS = 40
 

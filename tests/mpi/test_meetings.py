@@ -21,8 +21,6 @@ from adaptive.runtime.fused_step import FusedStep
 from tests.program.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
-COVERS = ("collectives/worlds/transport/operations.py", "collectives/worlds/transport/repair.py")
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 N = 16

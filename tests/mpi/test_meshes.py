@@ -8,8 +8,6 @@ import pytest
 
 from tests.mpirun import run, survives_losses
 
-COVERS = ("adaptive/base/local_mesh.py", "collectives/worlds/reducing/sharded_parts.py")
-
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 

@@ -13,8 +13,6 @@ from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import limit
 
-COVERS = ("collectives/worlds/mpi.py", "collectives/worlds/reducing/custom_on_processes.py")
-
 pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "on_hosts.py"

@@ -24,8 +24,6 @@ import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
-COVERS = ("adaptive/base/process/failure.py",)
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 N = 16

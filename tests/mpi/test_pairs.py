@@ -14,8 +14,6 @@ from tests.hosts import Hosts, hosts
 from tests.mpirun import run, survives_losses
 from tests.speed import limit
 
-COVERS = ("collectives/worlds/mailboxes/mailbox.py",)
-
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "pairs.py"

@@ -12,8 +12,6 @@ from tests.speed import limit
 
 from . import random_faults
 
-COVERS = ("collectives/worlds/elastic/elastic_world.py", "collectives/worlds/launch.py")
-
 pytestmark = [pytest.mark.ranks, pytest.mark.long, survives_losses]
 
 

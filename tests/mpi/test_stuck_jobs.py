@@ -19,8 +19,6 @@ from tests.hosts import hosts
 from tests.mpirun import Result, run, survives_losses
 from tests.speed import at_start, limit, slowness
 
-COVERS = ("collectives/worlds/watchdog.py", "launchers/watch.py", "launchers/hangs.py")
-
 pytestmark = pytest.mark.ranks
 
 SCRIPT = Path(__file__).parent / "stuck_jobs.py"

@@ -8,8 +8,6 @@ import pytest
 
 from tests.ranks import run_suite
 
-COVERS = ("collectives/worlds/transport/mpi_channel.py",)
-
 pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 TESTS = Path(__file__).parents[1]

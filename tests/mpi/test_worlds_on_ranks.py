@@ -10,13 +10,6 @@ import pytest
 import collectives as comm
 from tests.collectives.test_worlds import *  # noqa: F403 (its tests)
 
-COVERS = (
-    "collectives/worlds/reducing/receive_buffers.py",
-    "collectives/worlds/transport/mpi_channel.py",
-    "collectives/worlds/transport/mpi_transport.py",
-    "collectives/worlds/transport/transport.py",
-)
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 
 

@@ -12,8 +12,6 @@ import collectives as comm
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/base/reductions.py", "collectives/_reduce.py", "collectives/compression/_wire.py")
-
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (5, 3, 7, 4, 1)

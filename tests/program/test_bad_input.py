@@ -17,8 +17,6 @@ from tests.relaxed import relaxed_tx
 
 from .problems import build
 
-COVERS = ("adaptive/program/arguments.py",)
-
 X = {"x": np.arange(24.0, dtype=np.float32)}
 
 

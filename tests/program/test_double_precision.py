@@ -16,8 +16,6 @@ import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/base/values/numbers.py",)
-
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 DTYPE = "float32"  # parameters in double precision are those of tests/contract

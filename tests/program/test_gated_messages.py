@@ -13,8 +13,6 @@ import controllers as ctrl
 from adaptive import CollectiveError, DriverError, ReplicationError
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/runtime/message.py", "collectives/_local_mean.py")
-
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (4, 6, 2)

@@ -21,8 +21,6 @@ from adaptive.disk.folders import checkpoints, read
 from tests.program.problems import stream
 from tests.threaded_world import Job, ThreadedWorld
 
-COVERS = ("adaptive/control/readiness.py",)
-
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 4, 3
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}
 WHO = [(0,), pytest.param((1, 2), marks=pytest.mark.long)]

@@ -11,8 +11,6 @@ import collectives as comm
 import controllers as ctrl
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/program/members.py", "adaptive/program/members.py")
-
 WORKER_SLOTS = 4
 
 

@@ -19,8 +19,6 @@ from adaptive.runtime.local_world import LocalWorld
 from . import problems
 from .problems import adam_state, descend, make_data, mean_loss
 
-COVERS = ("adaptive/base/channel.py", "adaptive/control/slot_reset.py", "adaptive/program/members.py")
-
 build = functools.partial(problems.build, resizable=True)  # for those who come
 
 

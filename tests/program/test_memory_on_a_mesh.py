@@ -17,8 +17,6 @@ from tests.program.problems import build
 from tests.program.test_worker_on_a_mesh import mesh_of
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/runtime/worker_state.py", "adaptive/runtime/placement.py", "adaptive/program/explain.py")
-
 WIDTH = 256
 WHOLE = 4 * WIDTH**2  # bytes of a parameter, and of a message's part by itself
 SPECS = {"both": P("fsdp", "tp"), "other": P("tp", "fsdp"), "one": P("fsdp")}  # "one" has a copy on each of two

@@ -12,8 +12,6 @@ import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 from collectives._neighbor_mean import schedule_of
 
-COVERS = ("collectives/_neighbor_mean.py", "collectives/_neighbor_mean.py")
-
 PAIRS = [[(0, 1), (2, 3)], [(1, 2)]]
 
 

@@ -13,8 +13,6 @@ import collectives as comm
 
 from .problems import build, same_everywhere, stream
 
-COVERS = ("adaptive/runtime/nan_origin.py",)
-
 X = {"x": np.arange(24.0, dtype=np.float32)}
 
 

@@ -15,8 +15,6 @@ from adaptive.operators.collectives import Collective, collective
 
 from .problems import build, make_data
 
-COVERS = ("adaptive/extend.py", "adaptive/operators/collectives.py")
-
 
 @dataclass(frozen=True)
 class Median(Collective):

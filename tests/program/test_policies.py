@@ -14,8 +14,6 @@ import monitors as mon
 
 from .problems import build, descend, make_data, same_everywhere
 
-COVERS = ("adaptive/control/hyperparameters.py", "adaptive/operators/hyperparameters.py", "controllers/_hook.py")
-
 EXAMPLES = 96
 
 

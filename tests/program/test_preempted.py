@@ -16,8 +16,6 @@ import controllers as ctrl
 from adaptive.base.process import signals
 from tests.program.problems import build, descend, make_data
 
-COVERS = ("adaptive/base/errors.py", "adaptive/program/run_loop.py", "adaptive/program/runs.py")
-
 
 @pytest.fixture(autouse=True)
 def undisturbed():

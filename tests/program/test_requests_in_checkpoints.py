@@ -13,8 +13,6 @@ import collectives as comm
 from adaptive.disk.folders import arrays_of, checkpoints, read, write
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/control/decisions.py", "adaptive/program/checkpoint.py")
-
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["x"].mean()), {"n": ad.num_workers()}

@@ -20,8 +20,6 @@ from . import problems
 from .problems import adam_driver, adam_state, descend, difference, make_data, plain_adam, stream
 from .test_members import Compilations, data_of
 
-COVERS = ("adaptive/control/requests.py",)
-
 SEED = 3
 build = functools.partial(problems.build, resizable=True)  # for those who come
 

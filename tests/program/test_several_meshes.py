@@ -23,8 +23,6 @@ from tests.program.problems import build, difference, stream
 from tests.program.test_worker_on_a_mesh import SPECS, TX, loss_of, make_data, mesh_of, state_on
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/runtime/placement.py", "adaptive/base/local_mesh.py")
-
 
 @pytest.fixture(autouse=True)
 def precise():

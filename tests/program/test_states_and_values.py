@@ -14,8 +14,6 @@ import collectives as comm
 
 from .problems import FEATURES, build, descend, difference, make_data, make_params, mean_loss, same_everywhere
 
-COVERS = ("adaptive/operators/values.py",)
-
 # --- states -----------------------------------------------------------------------------------------------------------
 
 

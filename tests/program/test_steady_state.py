@@ -14,8 +14,6 @@ from tests.speed import limit
 
 from .problems import build, descend, make_data, same_everywhere, warm
 
-COVERS = ("adaptive/program/run_loop.py",)
-
 COMPILING = "/jax/core/compile/backend_compile_duration"
 
 

@@ -16,8 +16,6 @@ import monitors as mon
 from tests.program.problems import stream, warm
 from tests.threaded_world import Job
 
-COVERS = ("adaptive/program/run_loop.py",)
-
 EXAMPLES, BATCH, STEPS, SEED = 60, 12, 5, 3
 LAST = 3  # the step in whose message processes die
 DATA = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES)}

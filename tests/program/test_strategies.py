@@ -14,17 +14,6 @@ from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
-COVERS = (
-    "collectives/strategies/_diloco.py",
-    "collectives/strategies/_hybrid.py",
-    "collectives/strategies/_local_steps.py",
-    "collectives/strategies/_model_averaging.py",
-    "collectives/strategies/_pair_averaging.py",
-    "collectives/strategies/_strategy.py",
-    "collectives/strategies/_synchronous.py",
-    "collectives/strategies/_trees.py",
-)
-
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 SIZES = (4, 6, 2)

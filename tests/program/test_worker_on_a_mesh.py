@@ -21,12 +21,6 @@ from collectives.worlds.reducing.sharded_parts import ShardedParts
 from tests.program.problems import build, difference, warm
 from tests.relaxed import relaxed_tx
 
-COVERS = (
-    "adaptive/base/local_mesh.py",
-    "adaptive/runtime/placement.py",
-    "collectives/worlds/reducing/sharded_parts.py",
-)
-
 FEATURES, HIDDEN, OUT = 12, 192, 4  # a matrix of HIDDEN² doubles is a part of a message by itself
 SPECS = {"a": P("fsdp", "tp"), "b": P("tp", "fsdp"), "c": P("fsdp"), "s": P()}
 TX = relaxed_tx(optax.adam(1e-2))

@@ -16,8 +16,6 @@ from adaptive.data.stream import Stream, open_data
 from tests.sources.catalogue import COMMON, TORCH, cases, rows
 from tests.sources.checks import GLOBAL_BATCH, check, numbers_of, program_of
 
-COVERS = ("adaptive/data/advice.py", "adaptive/data/rows.py")
-
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 

@@ -10,8 +10,6 @@ from tests.mpirun import run, survives_losses
 from tests.sources.catalogue import GROUPS
 from tests.sources.rows import name
 
-COVERS = ("adaptive/data/rows.py",)
-
 pytestmark = [pytest.mark.ranks, survives_losses]
 
 SCRIPT = Path(__file__).parent / "on_ranks.py"

@@ -22,13 +22,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, Recorder, make_data, mean_loss, pointed_at
 from tests.relaxed import relaxed_tx
 
-COVERS = (
-    "adaptive/check/dependencies.py",
-    "adaptive/check/trials.py",
-    "adaptive/check/verdict.py",
-    "adaptive/check/widen.py",
-)
-
 W = jnp.array([0.3, -0.2, 0.1])
 DATA = make_data(32)
 

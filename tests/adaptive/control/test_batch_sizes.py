@@ -9,8 +9,6 @@ import adaptive as ad
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 
-COVERS = ("adaptive/control/global_batch.py",)
-
 
 class Made:
     """Kernels that are ready when the test sets it."""

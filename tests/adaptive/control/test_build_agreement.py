@@ -21,8 +21,6 @@ from adaptive.control.build_agreement import (
 )
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned
 
-COVERS = ("adaptive/graph/text.py",)
-
 W = jnp.zeros(FEATURES)
 
 

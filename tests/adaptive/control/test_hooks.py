@@ -18,8 +18,6 @@ from adaptive.control.membership import Membership
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, planned
 
-COVERS = ("adaptive/base/decision.py",)
-
 
 def hooks_of(*hooks, workers=2, **how):
     """The hooks of a driver, which are `(handler, every)`; each is handed the step's number and rows."""

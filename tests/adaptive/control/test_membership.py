@@ -18,8 +18,6 @@ from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import Loss
 from adaptive.control.membership import Membership
 
-COVERS = ("adaptive/base/roster.py", "adaptive/base/worker_slots.py")
-
 
 class World(WorkerSlots, base.World):
     """Worker slots whose joining workers are ready when the test sets it; of one process, or of one per slot."""

@@ -23,8 +23,6 @@ from adaptive.base.process.waits import wait_of
 from adaptive.data.stream import Stream, open_data
 from tests.speed import limit
 
-COVERS = ("adaptive/base/process/python_stacks.py", "adaptive/base/process/waits.py")
-
 ROOT = Path(__file__).resolve().parents[3]
 
 

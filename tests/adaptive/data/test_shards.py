@@ -14,8 +14,6 @@ import collectives as comm
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/data/rows.py",)
-
 LENGTHS = (7, 12, 5)
 
 

@@ -15,8 +15,6 @@ import adaptive as ad
 from adaptive.data.rows import SourceRows, rows_of
 from adaptive.data.stream import Stream
 
-COVERS = ("adaptive/data/rows.py", "adaptive/data/example.py")
-
 
 def numbered(n):
     return {"number": np.arange(n), "row": np.arange(2.0 * n).reshape(n, 2)}

@@ -17,8 +17,6 @@ from adaptive.graph.closures import variables_of
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, planner
 
-COVERS = ("adaptive/graph/expressions.py",)
-
 W = jnp.zeros(FEATURES)
 
 

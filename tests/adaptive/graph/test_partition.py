@@ -14,8 +14,6 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
 
-COVERS = ("adaptive/graph/flow.py",)
-
 W = jnp.zeros(FEATURES)
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
 grad = jax.grad(mean_loss)

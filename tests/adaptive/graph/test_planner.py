@@ -23,8 +23,6 @@ from adaptive.graph.planner import Planner
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, batch_of, make_data, mean_loss, planner, pointed_at, traced
 
-COVERS = ("adaptive/graph/plan.py",)
-
 W = jnp.zeros(FEATURES)
 grad = jax.grad(mean_loss)
 

@@ -16,14 +16,6 @@ from adaptive.html_report.formatting import duration, number, percent, workers
 
 from .made_up import ORIGIN, record, uneven
 
-COVERS = (
-    "adaptive/html_report/charts.py",
-    "adaptive/html_report/columns.py",
-    "adaptive/html_report/formatting.py",
-    "adaptive/html_report/render.py",
-    "adaptive/html_report/summary.py",
-)
-
 pytest.importorskip("bokeh")
 pytest.importorskip("jinja2")
 

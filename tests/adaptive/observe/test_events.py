@@ -23,8 +23,6 @@ from adaptive.program import reports as _reports
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 
-COVERS = ("adaptive/observe/report.py",)
-
 
 def adapt(control, noise, rows, *rest):
     if control.step == 2:

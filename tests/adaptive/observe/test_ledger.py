@@ -17,8 +17,6 @@ import collectives as comm
 from adaptive.observe.ledger import CAUSES, ledger_of
 from adaptive.observe.record import JSONL
 
-COVERS = ("adaptive/observe/origin.py",)
-
 PARTS = ("input", "computing", "exchanging", "waiting", "hooks", "compiling", "other")
 T0 = 1_700_000_000.0
 

@@ -20,8 +20,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.adaptive.event_files import scalars
 
-COVERS = ("adaptive/html_report/charts.py", "adaptive/observe/csv_file.py", "adaptive/observe/sinks.py")
-
 
 def driver(state, batch):
     mean = comm.all_reduce(batch["y"].mean())

@@ -24,8 +24,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
 from tests.speed import Deadline
 
-COVERS = ("adaptive/base/process/thread_status.py",)
-
 COURSE = Course("train", (2, 2), 24, 3, None, True)
 
 

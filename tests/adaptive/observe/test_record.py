@@ -20,8 +20,6 @@ from adaptive.observe.events import HookValues
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, event, make_data
 
-COVERS = ("adaptive/log.py", "adaptive/observe/line_file.py", "adaptive/observe/reader.py")
-
 ID, OTHER = "0123456789ab", "ba9876543210"
 
 

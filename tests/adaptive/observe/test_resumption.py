@@ -22,8 +22,6 @@ from tests.adaptive.drivers import event, make_data
 from tests.adaptive.event_files import events, scalars
 from tests.speed import limit
 
-COVERS = ("adaptive/observe/sinks.py", "adaptive/observe/tensorboard.py", "adaptive/observe/wandb.py")
-
 ROOT = Path(__file__).resolve().parents[3]
 ID, OTHER = "0123456789ab", "ba9876543210"
 

@@ -34,14 +34,6 @@ from tests.adaptive import event_files
 from tests.adaptive.drivers import event, make_data
 from tests.speed import limit
 
-COVERS = (
-    "adaptive/base/process/exit_hooks.py",
-    "adaptive/log.py",
-    "adaptive/observe/csv_file.py",
-    "adaptive/observe/scalars.py",
-    "adaptive/observe/tensorboard.py",
-)
-
 ROOT = Path(__file__).resolve().parents[3]
 
 

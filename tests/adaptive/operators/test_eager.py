@@ -19,8 +19,6 @@ from adaptive import operators
 from tests.adaptive.drivers import make_data, mean_loss
 from tests.relaxed import relaxed_tx
 
-COVERS = ("adaptive/operators/context.py",)
-
 W = jnp.array([0.3, -0.2, 0.1])
 DATA = {k: jnp.asarray(v) for k, v in make_data(8).items()}
 TX = relaxed_tx(optax.adam(0.1))

@@ -15,8 +15,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
 from tests.threaded_world import Job
 
-COVERS = ("adaptive/program/restore.py",)
-
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

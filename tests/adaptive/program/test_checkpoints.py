@@ -25,13 +25,6 @@ from tests.speed import limit
 
 from .test_checkpoint import Growing, build, counting, driver_of, plain, state
 
-COVERS = (
-    "adaptive/program/run_checkpointer.py",
-    "adaptive/program/restore.py",
-    "adaptive/disk/best.py",
-    "adaptive/disk/folders.py",
-)
-
 
 def names(directory):
     return [path.name for path in reversed(checkpoints(directory))]

@@ -21,8 +21,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
 from tests.threaded_world import Job
 
-COVERS = ("adaptive/check/means.py",)
-
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

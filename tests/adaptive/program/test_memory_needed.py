@@ -19,11 +19,6 @@ from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import LARGE_BYTES
 from adaptive.runtime.worker_state import copied
 
-COVERS = (
-    "adaptive/runtime/worker_state.py",
-    "adaptive/program/explain.py",
-)
-
 N = 1000  # elements of a leaf: no other array of these tests has as many
 
 

@@ -15,11 +15,6 @@ from adaptive.runtime.kernels import memory_bound
 from adaptive.runtime.local_world import LocalWorld
 from tests.threaded_world import Job
 
-COVERS = (
-    "adaptive/runtime/kernels/memory_bound.py",
-    "adaptive/runtime/fused_step.py",
-)
-
 FITS = 64
 rng = np.random.default_rng(0)
 DATA = {"x": rng.normal(size=(1024, 64)).astype(np.float32)}

@@ -34,15 +34,6 @@ from tests.adaptive.drivers import (
     uncompiled,
 )
 
-COVERS = (
-    "adaptive/graph/partition.py",
-    "adaptive/program/runs.py",
-    "adaptive/program/first_plan.py",
-    "adaptive/program/parts.py",
-    "adaptive/program/reports.py",
-    "adaptive/program/run_loop.py",
-)
-
 W = np.array([0.3, -0.2, 0.1], np.float32)
 
 

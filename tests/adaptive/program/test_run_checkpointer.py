@@ -12,8 +12,6 @@ import pytest
 
 from adaptive.disk.folders import checkpoints, read
 
-COVERS = ("adaptive/disk/folders.py",)
-
 
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_a_writer_that_is_killed_at_any_moment(tmp_path, kills):

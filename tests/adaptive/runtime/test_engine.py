@@ -28,11 +28,6 @@ from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planned, uncompiled
 from tests.relaxed import relaxed_tx
 
-COVERS = (
-    "adaptive/runtime/host_step.py",
-    "adaptive/runtime/schedule.py",
-)
-
 W = jnp.array([0.3, -0.2, 0.1])
 KERNELS = KernelOptions(deterministic=True)
 grad = jax.grad(mean_loss)

@@ -37,12 +37,6 @@ from tests.adaptive.runtime.test_host_step import (
     updated,
 )
 
-COVERS = (
-    "adaptive/base/worker_mesh.py",
-    "adaptive/runtime/mesh_arrays.py",
-    "adaptive/runtime/fused_program.py",
-)
-
 STEPS = 12
 
 

@@ -20,13 +20,6 @@ from adaptive.runtime.host_step import HostStep
 from adaptive.runtime.segment import Feed
 from tests.relaxed import relaxed_tx
 
-COVERS = (
-    "adaptive/program/reports.py",
-    "adaptive/base/revision.py",
-    "adaptive/runtime/step_plan.py",
-    "adaptive/runtime/segment.py",
-)
-
 DATA = {
     "x": np.random.default_rng(0).normal(size=(128, 6)).astype(np.float32),
     "y": np.random.default_rng(1).normal(size=128).astype(np.float32),

@@ -11,8 +11,6 @@ from adaptive.base.values.current import current_world
 from adaptive.program.arguments import world_of
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/base/world.py",)
-
 
 def test_the_stand_in_for_a_cluster_is_a_world():
     world = LocalWorld(3)

@@ -13,8 +13,6 @@ from adaptive.runtime.kernels import background_compiler as _background
 from adaptive.runtime.kernels.background_compiler import BackgroundCompiler, StepJob, return_freed_memory
 from tests.speed import limit
 
-COVERS = ("adaptive/runtime/kernels/background_compiler.py",)
-
 
 def resident():
     return psutil.Process().memory_info().rss

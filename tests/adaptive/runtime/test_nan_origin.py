@@ -15,8 +15,6 @@ import collectives as comm
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 
-COVERS = ("adaptive/runtime/kernels/programs.py",)
-
 X = np.arange(1.0, 9, dtype=np.float32)
 
 

@@ -13,8 +13,6 @@ from tests import mpirun
 from tests.speed import limit
 
 pytestmark = pytest.mark.ranks
-COVERS = ("adaptive/runtime/kernels/background_compiler.py",)
-
 SCRIPT = Path(__file__).with_name("ending.py")
 # In a cache the kernel would be found, were it ever compiled; a crash is recognized by its signal.
 ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}

@@ -12,8 +12,6 @@ import pytest
 
 from collectives.compression._wire import NAMED, pack, unpack
 
-COVERS = ("collectives/compression/_wire.py",)
-
 
 class Compiled(NamedTuple):
     """What a codec does, each function as one program: operation by operation, dozens are compiled."""

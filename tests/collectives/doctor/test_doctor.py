@@ -21,12 +21,6 @@ from tests import mpirun
 from tests.hosts import hosts
 from tests.speed import limit
 
-COVERS = (
-    "collectives/doctor/checks.py",
-    "collectives/doctor/command.py",
-    "collectives/doctor/facts.py",
-)
-
 VERSIONS = {"python": "3.11", **dict.fromkeys(PACKAGES, "1.0"), "jax": "0.10.0"}
 WELL = {
     "host": "a",

@@ -15,8 +15,6 @@ from adaptive.runtime.local_world import LocalWorld
 
 from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states, vector
 
-COVERS = ("adaptive/operators/round_clock.py",)
-
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 STEPS = 4

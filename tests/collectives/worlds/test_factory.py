@@ -18,17 +18,6 @@ from collectives.worlds.launch import check_agreement, oversubscription
 from tests.mpirun import ROOT
 from tests.speed import limit
 
-COVERS = (
-    "adaptive/base/process/cores.py",
-    "adaptive/base/process/failure.py",
-    "adaptive/base/process/launcher.py",
-    "adaptive/base/process/on_use.py",
-    "collectives/worlds/base.py",
-    "collectives/worlds/launch.py",
-    "collectives/worlds/multi_process.py",
-    "collectives/worlds/launch.py",
-)
-
 
 def python(program, **environment):
     """Run a program in another process without a launcher, with the given variables."""

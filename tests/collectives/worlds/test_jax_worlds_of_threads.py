@@ -18,8 +18,6 @@ from tests.speed import limit
 
 from .transport.test_jax_transport import Tree
 
-COVERS = ("collectives/worlds/jax_world.py",)
-
 UNEVEN = [1, 2, 1]  # devices of each process
 
 

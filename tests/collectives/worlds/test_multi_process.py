@@ -20,8 +20,6 @@ from collectives.worlds.transport.repair import ENABLED
 
 from .mpi_of_threads import MPI, Comm, Job, MPIError, Shared
 
-COVERS = ("collectives/worlds/mpi.py", "collectives/worlds/base.py")
-
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):

@@ -17,8 +17,6 @@ from adaptive.base.errors import CollectiveError, DisagreementError, DriverError
 from collectives.worlds.transport import transport
 from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
-COVERS = ("collectives/worlds/devices.py", "collectives/worlds/jax_world.py")
-
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]
 
 

@@ -14,8 +14,6 @@ from controllers.simulate import Cluster, Hooked, jitter, simulate
 from controllers.timing._allocate import fill
 from tests.controllers.observations import observe
 
-COVERS = ("controllers/policies/goodput.py",)
-
 UNIT, FIXED = 1e-3, 0.02
 ALIKE = ctrl.timing.BatchTime(np.full(8, UNIT), np.full(8, FIXED))
 

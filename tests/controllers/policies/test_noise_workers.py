@@ -13,8 +13,6 @@ import controllers as ctrl
 from adaptive.base.errors import DriverError
 from tests.controllers.observations import Noise, observe
 
-COVERS = ("controllers/policies/noise.py",)
-
 
 def asked(policy, *values, there=2, target=None, most=16, least=1, batch=None, **kwargs):
     """The number of workers and the batch that a policy without memory requests; None without a request."""

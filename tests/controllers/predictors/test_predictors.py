@@ -7,13 +7,6 @@ import pytest
 
 import controllers as ctrl
 
-COVERS = (
-    "controllers/predictors/arx.py",
-    "controllers/predictors/base.py",
-    "controllers/predictors/lags.py",
-    "controllers/predictors/narx.py",
-)
-
 MACHINES, STEPS, LEARNT = 3, 1000, 500
 
 

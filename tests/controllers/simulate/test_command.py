@@ -15,8 +15,6 @@ from controllers.simulate import _command as command
 from controllers.simulate._tables import draw
 from tests.controllers.simulate.test_replay import write
 
-COVERS = ("controllers/simulate/_recording.py", "controllers/simulate/_tables.py")
-
 
 def run(*arguments):
     """Standard output of a command that succeeds."""

@@ -24,14 +24,6 @@ from controllers.simulate._cluster import (
 )
 from controllers.simulate._line_up import LINE_UP, hooked
 
-COVERS = (
-    "controllers/simulate/_cluster.py",
-    "controllers/simulate/_line_up.py",
-    "controllers/simulate/_scenarios.py",
-    "controllers/simulate/_workers.py",
-    "controllers/timing/steady_times.py",
-)
-
 AFFINE = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 4e-3]), np.array([0.01, 0.02, 0.0]))
 
 

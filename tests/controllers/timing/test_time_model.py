@@ -7,8 +7,6 @@ import pytest
 
 import controllers as ctrl
 
-COVERS = ("controllers/timing/_batch_time.py",)
-
 TRUE = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 5e-4]), np.array([0.02, 0.0, 0.05]), np.array([0.0, 0.0, 0.08]))
 
 

@@ -14,8 +14,6 @@ import controllers as ctrl
 from adaptive.base.values.arrays import NotAnArrayError, as_numpy, on_host
 from adaptive.data.rows import rows_of
 
-COVERS = ("adaptive/base/values/torch_tensors.py", "adaptive/base/values/tree_paths.py")
-
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 

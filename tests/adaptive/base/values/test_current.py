@@ -11,8 +11,6 @@ import adaptive as ad
 import collectives as comm
 from tests.adaptive.drivers import make_data
 
-COVERS = ("adaptive/base/values/ambient.py",)
-
 
 def driver(state, batch):
     return state + comm.all_reduce(batch["y"].mean()), {}

@@ -23,8 +23,6 @@ from adaptive.runtime.segment import SegmentFunction
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
 
-COVERS = ("adaptive/runtime/kernels/compiled.py",)
-
 DEADLINE = limit(60)  # seconds, for what happens in a moment
 
 

@@ -19,12 +19,6 @@ from tests.speed import limit
 
 from .job_of_threads import ElasticJob
 
-COVERS = (
-    "collectives/worlds/elastic/rendezvous.py",
-    "collectives/worlds/elastic/spawning.py",
-    "collectives/worlds/elastic/standby.py",
-)
-
 
 def polled(processes, workers):
     """Ask for so many workers, on rank 0 until those that are missing are ready."""

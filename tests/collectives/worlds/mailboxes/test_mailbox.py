@@ -21,8 +21,6 @@ from collectives.worlds.transport.process_group import Process
 from tests.collectives.worlds.mpi_of_threads import Job
 from tests.speed import limit
 
-COVERS = ("collectives/worlds/mailboxes/remote.py", "collectives/worlds/connections.py")
-
 NUMBERS = 1000
 
 

@@ -18,8 +18,6 @@ from collectives.worlds.transport.mpi_channel import MPIChannel
 from collectives.worlds.transport.operations import ROOM
 from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
-COVERS = ("collectives/worlds/reducing/receive_buffers.py",)
-
 F32 = np.dtype(np.float32)
 FLOATS = [((200,), F32, "sum"), ((3, 50), F32, "sum"), ((40,), F32, "max"), ((7,), F32, "min"), ((9,), np.int32, "max")]
 
