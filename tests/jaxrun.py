@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.mpirun import ROOT, STOPPED, Result, count_launch, plain_environment
-from tests.speed import Deadline, at_start
+from tests.mpirun import Result, count_launch, execute, plain_environment
+from tests.speed import at_start
 
 JOB = "TESTS_JAX_JOB"  # COORDINATOR RANK PROCESSES, for `join`
 HEARTBEAT = round(60 * at_start())  # seconds after which JAX takes a process for dead, and ends the others
@@ -59,35 +57,16 @@ def run(
       What became of each.
     """
     arguments = [str(part) for part in ([script] if isinstance(script, (str, Path)) else script)]
-    start, deadline = time.monotonic(), Deadline(timeout)
     count_launch()
-    with reserved_address() as address, ExitStack() as open_files:
-        started = []
-        for rank in range(n):
-            out, err = (open_files.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
-            environment = {**plain_environment(env or {}), JOB: f"{address} {rank} {n}"}
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
-            started.append((process, out, err))
-        in_time = _wait([process for process, _, _ in started], deadline)
-        results = []
-        for process, out, err in started:
-            out.seek(0), err.seek(0)
-            results.append(Result(process.returncode, out.read(), err.read(), time.monotonic() - start))
-    if not in_time or any((result.returncode != 0) != expect_failure for result in results):
-        what = (
-            f"no end after {deadline.limit:.0f} s"
-            if not in_time
-            else f"to {'fail' if expect_failure else 'end with 0'}"
+    with reserved_address() as address, ThreadPoolExecutor(n) as pool:
+        command, shared = [sys.executable, *arguments], plain_environment(env or {})
+        results = list(
+            pool.map(lambda rank: execute(command, {**shared, JOB: f"{address} {rank} {n}"}, timeout), range(n))
         )
+    if any((result.returncode != 0) != expect_failure for result in results):
         said = "\n".join(f"=== process {rank}: {result}" for rank, result in enumerate(results))
-        pytest.fail(f"{n} processes of {' '.join(arguments)}: {what}\n{said}", pytrace=False)
+        wanted = "fail" if expect_failure else "end with 0"
+        pytest.fail(f"{n} processes of {' '.join(arguments)} were to {wanted}:\n{said}", pytrace=False)
     return results
 
 
@@ -102,19 +81,3 @@ def reserved_address() -> Iterator[str]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
-
-
-def _wait(processes: Sequence[subprocess.Popen], deadline: Deadline) -> bool:
-    """Wait until all have ended; kill them at the deadline, and return False then."""
-    try:
-        for process in processes:
-            while process.poll() is None:
-                if STOPPED.is_set() or not (left := deadline.left()):
-                    return False
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(min(left, 1.0))
-        return True
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

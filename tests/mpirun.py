@@ -90,7 +90,8 @@ def run(
     python = [] if ours else [sys.executable, *(["-m", "mpi4py"] * by_mpi4py)]
     command = [*launcher, *options, "-n", str(n), *python, *arguments]
     for _ in range(_ATTEMPTS):
-        result = _run(command, _environment(env or {}), timeout)
+        count_launch()
+        result = execute(command, _environment(env or {}), timeout)
         started = _NOT_STARTED not in result.stderr
         if started:
             break
@@ -160,8 +161,8 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     return plain_environment({"MPIEXEC_TIMEOUT": str(int(last_resort())), **extra})
 
 
-def _run(command: list[str], env: dict[str, str], timeout: float) -> Result:
-    count_launch()
+def execute(command: list[str], env: dict[str, str], timeout: float) -> Result:
+    """Run a command to its end. Past the deadline, all that it started is killed, and the test fails."""
     start, deadline = time.monotonic(), Deadline(timeout)
     process = subprocess.Popen(
         command,

@@ -119,7 +119,6 @@ def test_workers_that_join_or_leave_have_gaps_and_noise_scales_of_layers_share_a
     text = Text(made(busy, metrics=scales))
     assert "workers 8 from 7 to 8" in text.text
     assert text.charts == ["seconds", "waits", "batch", "sizes"]
-    assert "layers.a layers.b" in text.text
     assert [*Columns(run).noise] == ["layers.a", "layers.b"]
 
 

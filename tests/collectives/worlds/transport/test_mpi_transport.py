@@ -17,7 +17,6 @@ from collectives.worlds.transport.operations import CLOSE, GatherBytes, Operatio
 from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
 from tests.speed import limit
 
-
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
