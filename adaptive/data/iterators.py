@@ -12,7 +12,6 @@ import inspect
 import json
 import logging
 import math
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -222,6 +221,7 @@ class ResumePoint(NamedTuple):
     epoch: int = 0  # number of epochs that ended before
     began: int = 0  # the position at which this epoch began
     state: Any = None  # of the iterator, as JSON; `None` to start the epoch and skip examples
+    length: int | None = None  # of the last epoch that ended; `None` before the first has
 
 
 class ReplayableIterator:
@@ -234,23 +234,20 @@ class ReplayableIterator:
     def _restart(self, point: ResumePoint) -> None:
         self.next = self._first = point.at  # `next`: the position of the next example to read
         self._kept: deque[Any] = deque()  # from position `_first` on
-        # Where epochs begin, from number `_epoch_before` + 1 on; the last of them has not ended.
-        self._begins, self._epochs_before = [point.began], point.epoch
-        self._points = deque([point])
+        self._points = deque([point])  # the last one is of the epoch that is being read
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
 
     def reach(self, position: int) -> None:
         """Read until the example at a position is available."""
         if self._iterator is not None and self.next <= position:
-            point = ResumePoint(self.next, self._epoch, self._begins[-1], _state_of(self._iterator))
-            self._points.append(point)
+            self._points.append(self._points[-1]._replace(at=self.next, state=_state_of(self._iterator)))
         while self.next <= position:
             self._pull()
 
     def look_behind(self, position: int) -> None:
         """Read until it is known whether an epoch ends before this position. A later `reach` raises any error."""
-        while self.next <= position and not (self.next == position == self._begins[-1] and len(self._begins) > 1):
+        while self.next <= position and not (self._points[-1].began == position and self._points[-1].length):
             try:
                 self._pull()
             except Exception:
@@ -268,18 +265,15 @@ class ReplayableIterator:
         while len(self._points) > 1 and self._points[1].at <= position:
             self._points.popleft()
 
-    @property
-    def _epoch(self) -> int:
-        return self._epochs_before + len(self._begins) - 1
-
     def _pull(self) -> None:
         """Read one example, or the end of an epoch."""
         if self._error is not None:  # a generator that has raised only stops, which must not end the epoch
             raise self._error
         try:
             if self._iterator is None:
-                begin_read(f"the start of epoch {self._epoch} of the iterator")
-                self._iterator = iter(self._begin(self._epoch))
+                epoch = self._points[-1].epoch
+                begin_read(f"the start of epoch {epoch} of the iterator")
+                self._iterator = iter(self._begin(epoch))
             begin_read(f"example {self.next} of the iterator")
             self._kept.append(next(self._iterator))
             self.next += 1
@@ -291,30 +285,33 @@ class ReplayableIterator:
             raise
 
     def _end_epoch(self) -> None:
-        given = self.next - self._begins[-1]
+        point = self._points[-1]
+        given = self.next - point.began
         if not given:
-            again = ": does it return the same iterator each time, that has ended?" if self._epoch else "."
-            self._error = DataError(f"the iterator of epoch {self._epoch} gave no examples{again}")
+            again = ": does it return the same iterator each time, that has ended?" if point.epoch else "."
+            self._error = DataError(f"the iterator of epoch {point.epoch} gave no examples{again}")
             raise self._error
         if self._length not in (None, math.inf, given):
             self._error = DataError(f"the iterator ended after {given} examples; length= says {self._length}.")
             raise self._error
-        self._begins.append(self.next)
-        self._points.append(ResumePoint(self.next, self._epoch, self.next))
+        self._points.append(ResumePoint(self.next, point.epoch + 1, self.next, None, given))
         self._iterator = None
 
     def epochs(self, position: int) -> tuple[float, int | None]:
         """Return the number of epochs before a position, with the fraction of its own if the length is known, and the
         length of the last epoch that ended before; `None` if none has.
         """
-        number = bisect_right(self._begins, position) - 1
-        length = self._begins[number] - self._begins[number - 1] if number > 0 else None
-        done = (position - self._begins[number]) / length if length else 0.0
-        return self._epochs_before + number + min(done, math.nextafter(1, 0)), length
+        point = self._point(position)
+        done = (position - point.began) / point.length if point.length else 0.0
+        return point.epoch + min(done, math.nextafter(1, 0)), point.length
+
+    def _point(self, position: int) -> ResumePoint:
+        """Return the last resume point at or before a position."""
+        return [point for point in list(self._points) if point.at <= position][-1]
 
     def place(self, position: int) -> str:
         """Return the last resume point at or before a position as JSON, for `go_on`."""
-        return json.dumps([point for point in list(self._points) if point.at <= position][-1])
+        return json.dumps(self._point(position))
 
     def go_on(self, position: int, place: str) -> None:
         """Restart the iterator from a result of `place(position)`, or "", and skip the examples before the position."""
