@@ -10,7 +10,7 @@ import numpy as np
 from adaptive.observe.scalars import FEW, counted
 
 from .columns import Columns, mean_in, windows
-from .formatting import duration, number, percent
+from .formatting import duration, number
 
 POINTS = 500  # about two pixels a point on a wide screen
 METRICS = 12  # further metrics are in the record
@@ -28,8 +28,6 @@ PARTS = {
 LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D1F", "#999999")
 DASHES = ("solid", "dashed")
 
-Key = tuple[str, str, str]  # an entry of a legend: name, color, and "area", "solid" or "dashed"
-
 
 class Chart(NamedTuple):
     """A chart and its texts."""
@@ -38,7 +36,6 @@ class Chart(NamedTuple):
     title: str
     says: str  # the content in a sentence, also for screen readers and for search
     figure: Any  # of bokeh
-    key: Sequence[Key] = ()
 
 
 def charts(run: Columns) -> list[Chart]:
@@ -50,7 +47,7 @@ def charts(run: Columns) -> list[Chart]:
     if run.noise or len(np.unique(run.global_batch)) > 1:
         made.append(_global_batch(canvas))
     if run.n > 1 and len(run.resized):
-        made.append(canvas.lines("sizes", "Batch size of each worker", "examples", _sizes(run)))
+        made.append(_lines(canvas, "sizes", "Batch size of each worker", _sizes(run)))
     return made + [_metric(canvas, *each) for each in _metrics(run)]
 
 
@@ -59,6 +56,10 @@ def embedded(made: Sequence[Chart]) -> dict[str, Any]:
     from bokeh.embed import components
     from bokeh.resources import Resources
 
+    for chart in made:
+        for legend in chart.figure.legend:
+            legend.visible, legend.orientation, legend.border_line_color = len(legend.items) > 1, "horizontal", None
+            chart.figure.add_layout(legend, "above")
     script, elements = components({chart.name: chart.figure for chart in made})
     library = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
     return {"library": library, "script": script, "elements": elements}
@@ -116,26 +117,18 @@ class _Canvas:
         rows = np.flatnonzero(np.isfinite(values))
         rows = rows[:: -(-len(rows) // POINTS) or 1]
         source = self.models.ColumnDataSource({"x": self.run.step[rows].astype(float), "y": values[rows]})
-        figure.line("x", "y", source=source, line_color=color, line_width=1.8)
+        figure.line("x", "y", source=source, line_color=color, line_width=1.8, legend_label=name)
         dots = figure.scatter("x", "y", source=source, fill_color=color, line_color=color, size=6)
         self.hover(figure, dots, {"step": "@x{0,0}", name: "@y{0,0.[0000]}"})
 
-    def lines(
-        self, name: str, title: str, label: str, series: Mapping[str, np.ndarray], figure: Any = None, says: str = ""
-    ) -> Chart:
+    def lines(self, figure: Any, series: Mapping[str, np.ndarray]) -> None:
         """Draw a line for each of a few series; shape=(T,) each."""
-        figure = figure or self.figure(label, 0.0, 1.15 * float(max(np.nanmax(v) for v in series.values())))
         source = self.source(**{f"line_{i}": self.mean(values) for i, values in enumerate(series.values())})
-        key: list[Key] = [(called, LINES[i % len(LINES)], DASHES[i % 2]) for i, called in enumerate(series)]
-        style = {"source": source, "mode": "after", "line_width": 1.8}
-        drawn = [
-            figure.step("x", f"line_{i}", line_color=color, line_dash=dash, **style)
-            for i, (_, color, dash) in enumerate(key)
-        ]
-        tips = {called: f"@line_{i}{{0,0.[0000]}}" for i, called in enumerate(series)}
-        self.hover(figure, drawn[0], {"step": "@step{0,0}"} | tips, mode="vline", line_policy="nearest")
-        ends = ", ".join(f"{called} {number(float(values[-1]))}" for called, values in series.items())
-        return Chart(name, title, says or f"At the end: {ends}.", figure, key if len(key) > 1 else ())
+        for i, name in enumerate(series):
+            style = {"line_color": LINES[i % len(LINES)], "line_dash": DASHES[i % 2], "line_width": 1.8}
+            drawn = figure.step("x", f"line_{i}", source=source, mode="after", legend_label=name, **style)
+        tips = {name: f"@line_{i}{{0,0.[0000]}}" for i, name in enumerate(series)}
+        self.hover(figure, drawn, {"step": "@step{0,0}"} | tips, mode="vline", line_policy="nearest")
 
 
 def _seconds_by_step(canvas: _Canvas) -> Chart:
@@ -146,17 +139,16 @@ def _seconds_by_step(canvas: _Canvas) -> Chart:
     top = max(np.percentile(sum(means.values()), 97), np.percentile(longest, 90), 1e-9)
     figure = canvas.figure("milliseconds a step", 0.0, 1.15 * top)
     source = canvas.source(**means, longest=longest)
-    stacked = {"x": "x", "color": [PARTS[name] for name in means], "source": source}
+    stacked = {"x": "x", "color": [PARTS[name] for name in means], "source": source, "legend_label": [*means]}
     figure.vbar_stack([*means], width=0.8, **stacked) if len(run) == 1 else figure.varea_stack([*means], **stacked)
-    drawn = figure.line("x", "longest", source=source, line_color="#808080", line_alpha=0.0 if exact else 1.0)
+    hidden = {"line_alpha": 0.0} if exact else {"legend_label": "longest step"}
+    drawn = figure.line("x", "longest", source=source, line_color="#808080", **hidden)
     tips = {name: f"@{name}{{0,0.00}} ms" for name in reversed(means)}
     tips = {"step": "@step{0,0}"} | tips | {"longest step": "@longest{0,0.00} ms"}
     canvas.hover(figure, drawn, tips, mode="vline", line_policy="nearest")
-    key: list[Key] = [(name, PARTS[name], "area") for name in means]
-    key += [] if exact else [("longest step", "#808080", "solid")]
     typical, most = duration(float(np.median(run.seconds))), duration(float(run.seconds.max()))
     says = f"A step took {typical} in the median, {most} at most."
-    return Chart("seconds", "Seconds per step, by cause", says, figure, key)
+    return Chart("seconds", "Seconds per step, by cause", says, figure)
 
 
 def _waits(canvas: _Canvas) -> Chart:
@@ -175,12 +167,13 @@ def _waits(canvas: _Canvas) -> Chart:
     where = {"x": first, "y": -0.5, "dw": last - first, "dh": run.n}
     drawn = figure.image([share.T.astype(np.float32)], color_mapper=mapper, level="image", **where)
     canvas.hover(figure, drawn, {"worker": "$y{0}", "step": "$x{0,0}", "waited": "@image{0} % of the step"})
-    key = [(f"{percent(i * high / 400)} of the step", Cividis256[round(i * 63.75)], "area") for i in range(5)]
+    bar = canvas.models.ColorBar(color_mapper=mapper, title="% of the step", height=8, background_fill_color=None)
+    figure.add_layout(bar, "above")
     means = mean_in(run.workers["waiting"], np.zeros(1, int))[0]
     least = int(np.nanargmin(means))
     says = "Dark: the others waited for this one. Bright: it finished early, and waited. "
     says += f"Worker {least} waited least, {duration(float(means[least]))} a step."
-    return Chart("waits", "Whom the others waited for", says, figure, key)
+    return Chart("waits", "Whom the others waited for", says, figure)
 
 
 def _global_batch(canvas: _Canvas) -> Chart:
@@ -188,7 +181,7 @@ def _global_batch(canvas: _Canvas) -> Chart:
     series = {"global batch": canvas.run.global_batch}
     known = {name: scale for name, scale in canvas.run.noise.items() if (scale[:, 0] > 0).any()}
     if not known:
-        return canvas.lines("batch", "Global batch", "examples", series)
+        return _lines(canvas, "batch", "Global batch", series)
     series |= {name: np.where(scale[:, 0] > 0, scale[:, 0], np.nan) for name, scale in list(known.items())[:FEW]}
     means = np.concatenate([canvas.mean(values) for values in series.values()])
     low, high = np.nanmin(means) / 2, 2 * np.nanmax(means)
@@ -198,7 +191,17 @@ def _global_batch(canvas: _Canvas) -> Chart:
         bounds = {"lower": np.fmax(lower, low), "upper": np.where(np.isfinite(upper), upper, high)}
         figure.varea("x", "lower", "upper", source=canvas.source(**bounds), fill_color=LINES[1], fill_alpha=0.2)
     says = "With a noise scale far above the batch, twice the batch is worth almost twice the step; far below, nothing."
-    return canvas.lines("batch", "Global batch and noise scale", "examples", series, figure, says)
+    return _lines(canvas, "batch", "Global batch and noise scale", series, figure, says)
+
+
+def _lines(
+    canvas: _Canvas, name: str, title: str, series: Mapping[str, np.ndarray], figure: Any = None, says: str = ""
+) -> Chart:
+    """Draw series in examples, by default from 0 on; shape=(T,) each."""
+    figure = figure or canvas.figure("examples", 0.0, 1.15 * float(max(np.nanmax(v) for v in series.values())))
+    canvas.lines(figure, series)
+    ends = ", ".join(f"{called} {number(float(values[-1]))}" for called, values in series.items())
+    return Chart(name, title, says or f"At the end: {ends}.", figure)
 
 
 def _sizes(run: Columns) -> dict[str, np.ndarray]:
@@ -235,10 +238,8 @@ def _metric(canvas: _Canvas, name: str, series: Mapping[str, np.ndarray]) -> Cha
         room = 0.08 * (high - low) or 0.5 * abs(high) or 1.0
         figure = canvas.figure(name, low - room, high + room)
     says: list[str] = []
-    key: list[Key] = []
     for (called, values), color in zip(series.items(), LINES, strict=False):
         known, is_logged = values[np.isfinite(values)], called in canvas.run.logged
-        key.append((called, color, "solid"))
         first, last, least, most = (number(float(v)) for v in (known[0], known[-1], known.min(), known.max()))
         says.append(f"{called}: from {first} to {last}; least {least}, most {most}.")
         if is_logged:
@@ -247,5 +248,5 @@ def _metric(canvas: _Canvas, name: str, series: Mapping[str, np.ndarray]) -> Cha
         says += [f"{counted(len(values) - len(known), 'step')} had no number."] if len(known) < len(values) else []
         ends = {"least": np.fmin.reduceat(values, canvas.begins), "most": np.fmax.reduceat(values, canvas.begins)}
         figure.varea("x", "least", "most", source=canvas.source(**ends), fill_color=color, fill_alpha=0.22)
-        canvas.lines(name, name, name, {called: values}, figure)
-    return Chart(f"metric-{name}", name, " ".join(says), figure, key if len(key) > 1 else ())
+        canvas.lines(figure, {called: values})
+    return Chart(f"metric-{name}", name, " ".join(says), figure)
