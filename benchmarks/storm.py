@@ -213,7 +213,7 @@ def judged(
     workers: int, began: float, seconds: float, events: list[dict[str, Any]], notes: list[list[dict[str, Any]]]
 ) -> dict[str, Any]:
     """Return what a job has done in its time, and whether its result is right."""
-    from tests.program.problems import stream
+    from tests.problems import stream
 
     steps = [step for step in steps_of(notes) if step["t"] >= began]
     inside = [step for step in steps if step["t"] < began + seconds]

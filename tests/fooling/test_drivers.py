@@ -10,7 +10,7 @@ import pytest
 
 import adaptive as ad
 from adaptive.runtime.local_world import LocalWorld
-from tests.program.problems import difference, stream
+from tests.problems import difference, stream
 
 from . import (
     cases_closures,  # noqa: F401 (registers its cases)

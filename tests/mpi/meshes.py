@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
+from tests.adaptive.meshes.test_worker_on_a_mesh import HIDDEN, SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
 from tests.device_memory import Watch  # noqa: E402
-from tests.program.test_worker_on_a_mesh import HIDDEN, SPECS, driver, make_data, mesh_of, state_on  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
 

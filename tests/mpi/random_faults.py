@@ -119,7 +119,7 @@ def rank(phase: str, way: str, victims: str, folder: str) -> None:
     from collectives.worlds import mpi
     from collectives.worlds.transport import transport
     from tests.contract.problem import COUNTED, DATA, EXAMPLES, RATE, descend_and_count, gradient, mean_loss
-    from tests.program.problems import stream
+    from tests.problems import stream
 
     def before(name: str, kind: Any, method: str) -> Callable[..., Any]:
         original = getattr(kind, method)

@@ -16,7 +16,7 @@ import collectives as comm
 from adaptive.disk.folders import checkpoints
 from adaptive.disk.lock import LOCK
 from adaptive.program.run_checkpointer import RunCheckpointer
-from tests.program.problems import build, descend, make_data, same_everywhere
+from tests.problems import build, descend, make_data, same_everywhere
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 

@@ -18,7 +18,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.runtime.fused_step import FusedStep
-from tests.program.problems import build, descend, make_data, same_everywhere
+from tests.problems import build, descend, make_data, same_everywhere
 from tests.speed import limit
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]

@@ -22,7 +22,7 @@ import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
-from tests.program.problems import adam_driver, adam_state, build, descend, make_data, make_params
+from tests.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
 

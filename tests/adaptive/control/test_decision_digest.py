@@ -70,18 +70,6 @@ def test_a_digest_contains_requests_and_hooks(decision, said):
     assert digest.last == f"hooks 'grow', 'stop' asked for {said}"
 
 
-def test_a_worker_with_another_decision_is_named_beside_the_decision_here():
-    digest = DecisionDigest()
-    digest.enter(4, "hook 'grow'", Decision(global_batch=64))
-    theirs = digest_of([(4, Decision(global_batch=65))])
-    with pytest.raises(ad.DisagreementError) as error:
-        digest.compare(np.array([digest.value, theirs.value]), own=range(1))
-    text = str(error.value)
-    assert "after step 4: worker 1 did not do what this process (worker 0) did" in text
-    assert "hook 'grow' asked for rescale(global_batch=64)" in text
-    assert "no rank, clock, random number or file" in text
-
-
 def disagreement(*entered):
     digest = DecisionDigest()
     digest.enter(3, "hook 'before'", None)
@@ -100,6 +88,8 @@ def test_all_hooks_since_the_last_comparison_are_named():
     assert "A hook must decide" in text
     assert "on every process, with the same values" in text
     assert "before" not in text
+    assert "after step 4: worker 1 did not do what this process (worker 0) did" in text
+    assert "no rank, clock, random number or file" in text
 
 
 def test_a_request_of_the_script_is_not_attributed_to_hooks():

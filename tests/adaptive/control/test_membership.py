@@ -96,25 +96,17 @@ def test_the_highest_worker_slots_leave_at_once_and_the_lowest_free_ones_are_tak
     assert world.members == (0, 2)
 
 
-def test_without_a_status_processes_exchange_readiness_only_while_workers_are_missing():
+def test_without_a_status_processes_exchange_leaves_in_each_step_and_readiness_while_workers_are_missing():
     world = World(processes=2)
     membership = Membership(world, in_status=False)
     membership.change()
-    assert world.gathered == 1  # who leaves
+    assert (world.gathered, membership.due) == (1, True)  # who leaves
     membership.request(4)
     membership.change()
     assert (world.gathered, world.members) == (3, (0, 1, 2, 3))
+    world.leave_requests[2] = 2
     membership.change()
-    assert world.gathered == 4
-
-
-def test_a_later_target_replaces_an_earlier_one():
-    world = World(workers=2, there=False)
-    membership = Membership(world)
-    for workers in (4, 3, 2):
-        membership.request(workers)
-        membership.change()
-    assert (world.called, world.members, membership.pending) == ([4, 3, 2], (0, 1), False)
+    assert (world.gathered, world.members) == (4, (0, 1, 3))
 
 
 @pytest.mark.parametrize(("asked", "target"), [(2, 3), (4, 4)])
@@ -192,10 +184,16 @@ def test_a_lost_process_of_the_reserve_is_not_waited_for():
 # --- preemption -------------------------------------------------------------------------------------------------------
 
 
+def preempted(wishes, processes=3, **how):
+    """Members of which some wish to leave."""
+    world = World(size=processes, workers=len(wishes), processes=processes)
+    membership = Membership(world, **how)
+    said(membership, world, wishes=[*wishes, *[0] * (processes - len(wishes))])
+    return world, membership
+
+
 def test_a_preempted_worker_leaves_for_good_at_its_deadline():
-    world = World(size=3, workers=3, processes=3)
-    membership = Membership(world)
-    said(membership, world, wishes=[0, 1, 0])
+    world, membership = preempted([0, 1, 0])
     membership.change()
     assert (world.members, membership.why_all_leave) == ((0, 1, 2), "")
     said(membership, world, wishes=[0, 2, 0])
@@ -208,20 +206,15 @@ def test_a_preempted_worker_leaves_for_good_at_its_deadline():
 
 
 def test_at_the_deadline_of_one_all_preempted_workers_leave():
-    world = World(size=4, workers=4, processes=4)
-    membership = Membership(world, termination=just_now)
-    assert membership.leave_request == 1
-    said(membership, world, wishes=[1, 0, 2, 1])
-    assert membership.leaving == (0, 2, 3)
+    world, membership = preempted([1, 0, 2, 1], 4, termination=just_now)
+    assert (membership.leave_request, membership.leaving) == (1, (0, 2, 3))
     membership.change()
     assert world.members == (1,)
 
 
 def test_a_worker_preempted_during_the_step_leaves_too():
-    world = World(size=3, workers=3, processes=3)
-    membership = Membership(world, termination=long_ago)
+    world, membership = preempted([0, 2, 0], termination=long_ago)  # this process, too, wants to leave by now
     assert membership.leave_request == 2
-    said(membership, world, wishes=[0, 2, 0])  # this process, too, wants to leave by now
     assert len(membership.change()) == 2
     assert world.changes == [(1, (0, 1))]
     said(membership, world)
@@ -230,9 +223,7 @@ def test_a_worker_preempted_during_the_step_leaves_too():
 
 
 def test_if_all_workers_are_preempted_the_run_ends():
-    world = World(size=3, workers=2, processes=3)
-    membership = Membership(world, termination=just_now)
-    said(membership, world, wishes=[1, 2, 0])  # the third is in reserve
+    world, membership = preempted([1, 2], termination=just_now)  # the third is in reserve
     membership.change()
     assert membership.why_all_leave == "all workers received a termination signal"
     assert world.changes == []
@@ -257,17 +248,6 @@ def test_the_run_ends_if_the_other_workers_cannot_continue(survives, least, need
     assert world.members == ((0, 1, 2) if why else (0, 2))
 
 
-def test_without_messages_processes_communicate_between_steps():
-    world = World(size=3, workers=3, processes=3)
-    membership = Membership(world, in_status=False)
-    for _ in range(2):
-        assert membership.due
-        membership.change()
-    world.leave_requests[2] = 2
-    membership.change()
-    assert (world.members, world.gathered) == ((0, 1), 3)
-
-
 def test_a_signal_preempts_all_workers_of_one_process():
     heard: list[TerminationNotice] = []
     membership = Membership(World(), termination=lambda: heard[0] if heard else None)
@@ -285,15 +265,6 @@ def test_leaving_workers_are_replaced_if_lost_ones_are():
     said(membership, world)
     membership.change()
     assert world.members == (0, 1, 3)
-
-
-def test_one_leaves_and_another_joins_between_the_same_steps():
-    world = World(size=4, workers=2, processes=4)
-    membership = Membership(world)
-    membership.request(3)
-    said(membership, world, wishes=[0, 2, 0, 0])
-    membership.change()
-    assert (world.members, membership.target, world.generation) == ((0, 2), 2, 1)
 
 
 events = st.one_of(

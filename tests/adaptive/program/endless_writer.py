@@ -1,4 +1,4 @@
-"""A job that writes checkpoints until it is killed: `endless_writer.py RUN EVERY`. See test_run_checkpointer.py."""
+"""A job that writes checkpoints until it is killed: `endless_writer.py RUN EVERY`. See test_checkpoints.py."""
 
 from __future__ import annotations
 

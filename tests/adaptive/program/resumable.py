@@ -11,6 +11,7 @@ import collectives as comm
 import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
+from adaptive.base.values.arrays import numbers_of
 from adaptive.operators.sources import Source, read
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, make_data, mean_loss
@@ -61,9 +62,7 @@ def build(driver, state, workers=2, **options):
 
 
 def plain(tree):
-    return jax.tree.map(
-        lambda a: np.asarray(jax.random.key_data(a) if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key) else a), tree
-    )
+    return jax.tree.map(numbers_of, tree)
 
 
 def course(program, steps):

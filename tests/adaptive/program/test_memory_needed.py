@@ -90,11 +90,6 @@ def test_a_state_that_a_function_returns_is_never_held_twice(workers, before, mo
             jax.tree.map(np.testing.assert_array_equal, program.state, other.state)
 
 
-def test_a_function_with_arguments_is_no_state():
-    with pytest.raises(ad.DriverError, match=r"a function with arguments \(missing a required argument: 'key'\)"):
-        build(lambda key: initial())
-
-
 @pytest.mark.parametrize("module", [jnp, np], ids=["jax", "numpy"])
 def test_the_users_arrays_stay_valid_and_unchanged(module):
     state = initial(module)

@@ -15,7 +15,7 @@ import monitors as mon
 from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError, DisagreementError, DriverError, WorkerCountError, WorkerError
 from collectives.worlds.transport import transport
-from tests.program.problems import ADAM, adam_state, build, descend, make_data, mean_loss
+from tests.problems import ADAM, adam_state, build, descend, make_data, mean_loss
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]
 

@@ -10,13 +10,18 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.relaxed import relaxed_tx
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
 
 DTYPE = "float32"  # parameters in double precision are those of tests/contract
 
@@ -69,38 +74,6 @@ def test_a_learning_rate_rule_beside_all_monitors_and_a_policy():
     assert {report.global_batch for report in reports} == {24, 30}
     assert reports[-1].metrics["loss"] < reports[0].metrics["loss"]
     assert np.isfinite(reports[-1].metrics["noise"])
-
-
-def learns(strategy):
-    def driver(state, batch):
-        new, loss = strategy.step(state, jax.value_and_grad(mean_loss), batch)
-        metrics = {"loss": comm.all_reduce(loss)}
-        if strategy.name == "model_averaging":
-            metrics["apart"] = mon.replica_distance(strategy.replica(state), strategy.model(state))
-        if strategy.name == "pair_averaging":
-            metrics["apart"] = mon.replica_distance(strategy.model(state))
-        return new, metrics
-
-    reports = run(driver, strategy.init(jnp.zeros(4, DTYPE)), steps=30, per_worker_state=strategy.per_worker_state)
-    assert reports[-1].metrics["loss"] < 0.7 * reports[0].metrics["loss"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        sync.synchronous(optax.sgd(0.02), nonfinite="drop", wire=jnp.bfloat16, rounding="stochastic"),
-        sync.synchronous(optax.sgd(0.02), wire=jnp.float16),
-        sync.model_averaging(relaxed_tx(optax.adam(0.05)), momentum=0.5),
-        sync.pair_averaging(relaxed_tx(optax.adam(0.05))),
-        sync.local_steps(relaxed_tx(optax.adam(0.05)), 2),
-        sync.diloco(relaxed_tx(optax.adam(0.05)), optax.sgd(0.7, momentum=0.9, nesterov=True), 2),
-        sync.hybrid(sync.model_averaging(optax.sgd(0.02)), sync.synchronous(optax.sgd(0.02))),
-    ],
-    ids=lambda strategy: strategy.name,
-)
-def test_other_strategies(strategy):
-    learns(strategy)
 
 
 def test_all_operators_of_adaptive():

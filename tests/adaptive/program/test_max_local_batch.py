@@ -30,12 +30,6 @@ def driver(w, batch):
     return w - 0.01 * comm.all_reduce(grads), {"loss": comm.all_reduce(loss)}
 
 
-def unsplittable(w, batch):
-    loss, grads = jax.value_and_grad(loss_of)(w, batch)
-    shared, own = w - 0.01 * comm.all_reduce(grads), loss
-    return shared, {"loss": comm.all_reduce(loss), "rows": comm.all_gather(own * batch["y"].std())}
-
-
 def built(driver=driver, workers=1, global_batch=256, **options):
     options = {"max_local_batch": "auto", "deterministic": True, **options}
     weights = jnp.asarray(rng.normal(size=(64, 4)).astype(np.float32)) * 0 + 0.1
@@ -221,11 +215,6 @@ def test_processes_with_less_memory_run_smaller_microbatches_and_all_get_the_sam
     assert {*found[0][0]} == {(256,)}
     assert {*found[1][0]} == {(FITS,) * 4}
     np.testing.assert_array_equal(found[0][1], found[1][1])
-
-
-def test_a_driver_whose_batches_cannot_be_split_needs_a_number():
-    with pytest.raises(ad.DriverError, match=r"cannot be split into microbatches: (?s:.*)max_local_batch=64"):
-        built(unsplittable, workers=2)
 
 
 # --- one program over all devices -------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
 from collectives._neighbor_mean import schedule_of
 
+from .linear import states
+
 PAIRS = [[(0, 1), (2, 3)], [(1, 2)]]
 
 
@@ -26,24 +28,15 @@ def program_of(schedule, workers=4, **options):
         return comm.neighbor_mean(own, schedule), {"loss": comm.all_reduce(batch.mean())}
 
     state = {"m": np.zeros((2, 3), np.float32), "s": np.float32(0), "z": np.zeros(2, np.complex64)}
-    return ad.Program(
-        driver,
-        state,
-        np.ones(96, np.float32),
-        global_batch=12,
-        world=LocalWorld(workers),
-        per_worker_state=lambda s: s,
-        resizable=False,
-        **options,
-    )
+    options = {"world": LocalWorld(workers), "per_worker_state": lambda s: s, "resizable": False, **options}
+    return ad.Program(driver, state, np.ones(96, np.float32), global_batch=12, **options)
 
 
 def values(program):
     """Of each worker, one number that all its elements have."""
-    found = [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
-    for state in found:
+    for state in states(program):
         assert len({complex(x) for leaf in jax.tree.leaves(state) for x in np.asarray(leaf).reshape(-1)}) == 1
-    return np.array([float(state["s"]) for state in found])
+    return np.array([float(state["s"]) for state in states(program)])
 
 
 @pytest.mark.parametrize("schedule", ["random", PAIRS])

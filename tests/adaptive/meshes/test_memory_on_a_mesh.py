@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import collectives as comm
 from adaptive.program.explain import memory_needed
+from tests.adaptive.meshes.test_worker_on_a_mesh import mesh_of
 from tests.device_memory import Watch
-from tests.program.problems import build
-from tests.program.test_worker_on_a_mesh import mesh_of
+from tests.problems import build
 from tests.relaxed import relaxed_tx
 
 WIDTH = 256
@@ -87,12 +87,6 @@ def test_each_device_holds_its_part_in_every_phase():
         assert watch.most <= most[name] + SMALL, name
         assert watch.most >= state, name  # something was seen
         assert watch.largest <= LARGEST, name
-
-
-def test_a_watch_sees_a_whole_array_on_one_device():
-    with Watch() as watch:
-        jax.device_put(np.ones((WIDTH, WIDTH), np.float32), jax.local_devices()[1])
-    assert watch.largest == watch.most == WHOLE
 
 
 def test_explain_counts_what_is_on_one_device():

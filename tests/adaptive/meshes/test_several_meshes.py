@@ -19,8 +19,8 @@ from adaptive import operators
 from adaptive.base.local_mesh import LocalMesh
 from adaptive.base.values.arrays import numbers_of
 from adaptive.runtime.local_world import LocalWorld
-from tests.program.problems import build, difference, stream
-from tests.program.test_worker_on_a_mesh import SPECS, TX, loss_of, make_data, mesh_of, state_on
+from tests.adaptive.meshes.test_worker_on_a_mesh import SPECS, TX, loss_of, make_data, mesh_of, state_on
+from tests.problems import build, difference, stream
 from tests.relaxed import relaxed_tx
 
 
@@ -115,8 +115,8 @@ def test_the_examples_of_all_workers_are_gathered_with_a_derivative():
 
 def test_leaves_of_every_kind():
     """A leaf over two axes, integers, a key, booleans, and an optimizer for each kind of leaf."""
-    rates = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(1e-2, 1e-3, 5))
     kinds = {"a": "adam", "b": "adam", "c": "sgd", "s": "none"}
+    rates = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(1e-2, 1e-3, 5))
     each = {"adam": rates, "sgd": optax.sgd(0.1, momentum=0.9), "none": optax.set_to_zero()}
     tx = relaxed_tx(optax.chain(optax.clip_by_global_norm(1.0), optax.multi_transform(each, kinds)))
 
@@ -124,25 +124,21 @@ def test_leaves_of_every_kind():
         loss, grads = comm.all_reduce(jax.value_and_grad(loss_of)(state["params"], batch))
         updates, opt = tx.update(grads, state["opt"], state["params"])
         key, noise = jax.random.split(state["key"])
-        flips = jax.random.bernoulli(noise, 0.5, state["flags"].shape)
-        seen = state["seen"].at[state["step"]].add(1)
-        params = optax.apply_updates(state["params"], updates)
-        return {
-            "params": params,
-            "opt": opt,
-            "key": key,
-            "flags": state["flags"] ^ flips,
-            "seen": seen,
-            "step": state["step"] + 1,
-        }, {"loss": loss}
+        flags = state["flags"] ^ jax.random.bernoulli(noise, 0.5, state["flags"].shape)
+        seen, params = state["seen"].at[0].add(1), optax.apply_updates(state["params"], updates)
+        return {"params": params, "opt": opt, "key": key, "flags": flags, "seen": seen}, {"loss": loss}
 
     def state_of(mesh):
-        params = state_on(mesh)["params"]
-        seen = jnp.zeros((8, 3), jnp.int32)
+        params, seen = state_on(mesh)["params"], jnp.zeros((8, 3), jnp.int32)
         if mesh is not None:
             seen = jax.device_put(seen, NamedSharding(mesh, P(("fsdp", "tp"))))
-        rest = {"key": jax.random.key(1), "flags": jnp.zeros(5, bool), "seen": seen, "step": jnp.int32(0)}
-        return {"params": params, "opt": tx.init(params), **rest}
+        return {
+            "params": params,
+            "opt": tx.init(params),
+            "key": jax.random.key(1),
+            "flags": jnp.zeros(5, bool),
+            "seen": seen,
+        }
 
     program = same_on_a_mesh(mixed, state_of, shares=[3, 2, 1])
     assert program.state["seen"].sharding.spec == P(("fsdp", "tp"))
@@ -156,70 +152,29 @@ ORDER = stream(EXAMPLES, 3, 20 * 128)
 DATA = {"x": np.random.default_rng(0).normal(size=(EXAMPLES, WIDTH))}
 
 
-class Switch:
-    """A policy that does what another one does, which a test sets; so all share one program."""
-
-    def __init__(self):
-        self.policy, self.reads, self.state = ctrl.Policy(lambda n: (), lambda seen, state: (None, state)), (), None
-
-    def set(self, policy, reads):
-        self.policy, self.reads, self.state = policy, reads, None
-
-    def update(self, seen, state):
-        if self.state is None:
-            self.state = self.policy.init(len(seen.batch_sizes))
-        seen = seen._replace(values=tuple(seen.values[i] for i in self.reads))
-        decision, self.state = self.policy.update(seen, self.state)
-        return decision, state
-
-
-SWITCH = Switch()
-
-
 def adapted(w, batch):
     lr = ad.hyperparameter("lr", 0.05)
     size = ad.batch_size().astype(jnp.float32)
     previous = operators.operator_state("previous size", np.float32(np.nan), lambda before: (size, before))
     seconds = comm.all_gather(1e-3 + jnp.asarray(SECONDS_PER_EXAMPLE, jnp.float32)[ad.worker_index()] * previous)
-    policy = ctrl.Policy(lambda n: (), SWITCH.update, "switch")
-    ctrl.hook(policy, seconds, jnp.nanmax(seconds) + 1e-3, jnp.float32(1000.0), every=2)
+    ctrl.hook(ctrl.balance(stretch_seconds=0), seconds, every=2)
+    ctrl.hook(ctrl.schedule({0: 48, 8: 96, 14: 36}))
+    ctrl.hook(ctrl.schedule(lr=lambda epoch: 0.05 / (1 + epoch), by="epochs"))
+    ctrl.hook(lambda control: control.rescale(workers=4), every=10, name="grow")
     loss, grad = jax.value_and_grad(lambda w: jnp.square(batch["x"] - w[None]).mean())(w)
     loss, grad = comm.all_reduce((loss, grad))
     return w - lr * grad, {"loss": loss, "lr": lr}
 
 
-@pytest.fixture(scope="module")
-def begun():
-    """A program of three of four workers, and its first checkpoint."""
-    with jax.enable_x64(True):
-        mesh = mesh_of((GRANULE, 1))
-        w = jax.device_put(jnp.zeros(WIDTH), NamedSharding(mesh, P("fsdp")))
-        options = {"world": workers(4, mesh, there=3), "resizable": True, "deterministic": True}
-        program = build(adapted, w, DATA, 48, **options)
-        first = program.checkpoint()
-    yield program, first
-    program.close()
-
-
-SECONDS, ITERATION, NOISE = range(3)
-POLICIES = {
-    "balance": (ctrl.balance(stretch_seconds=0), (SECONDS,)),
-    "mitigate_slow_workers": (ctrl.mitigate_slow_workers(split=ctrl.balance(stretch_seconds=0)), (SECONDS,)),
-    "proportional": (ctrl.published.proportional(), (SECONDS,)),
-    "goodput_workers": (ctrl.goodput_workers(max_batch=128), (NOISE, SECONDS, ITERATION)),
-    "noise_workers": (ctrl.noise_workers(32), (NOISE,)),
-    "schedule": (ctrl.schedule({0: 48, 4: 96, 8: 36}), ()),
-    "schedule of a hyperparameter": (ctrl.schedule(lr=lambda epoch: 0.05 / (1 + epoch), by="epochs"), ()),
-}
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_keeps_to_the_mesh_and_to_the_mathematics(name, begun):
-    program, first = begun
-    program.restore(first)
-    SWITCH.set(*POLICIES[name])
-    reports = [program.step() for _ in range(20)]
-    assert any(report.decision for report in reports)
+def test_policies_keep_to_the_mesh_and_to_the_mathematics():
+    mesh = mesh_of((GRANULE, 1))
+    first = jax.device_put(jnp.zeros(WIDTH), NamedSharding(mesh, P("fsdp")))
+    options = {"world": workers(4, mesh, there=3), "resizable": True, "deterministic": True}
+    with build(adapted, first, DATA, 48, **options) as program:
+        reports = [program.step() for _ in range(20)]
+    assert {report.global_batch for report in reports} == {48, 96, 36}
+    assert len({report.batch_sizes for report in reports}) > 4
+    assert reports[-1].members == (0, 1, 2, 3)
     assert all(size % GRANULE == 0 for report in reports for size in report.batch_sizes)
     w, at = np.zeros(WIDTH), 0
     for report in reports:
@@ -234,37 +189,19 @@ def test_a_policy_keeps_to_the_mesh_and_to_the_mathematics(name, begun):
 SGD, OUTER = optax.sgd(0.05), optax.sgd(0.5, momentum=0.5, nesterov=True)
 STRATEGIES = {
     "synchronous": sync.synchronous(SGD),
-    "model_averaging": sync.model_averaging(SGD, momentum=0.5),
     "local_steps": sync.local_steps(SGD, 2),
     "diloco": sync.diloco(SGD, OUTER, 2),
-    "hybrid": sync.hybrid(sync.model_averaging(SGD), sync.synchronous(SGD)),
-}
-REFUSED = {
-    "islands": sync.islands(SGD, OUTER, 2, [[0, 1], [2]]),
-    "pair_averaging": sync.pair_averaging(SGD),
-    "quorum": sync.quorum(SGD, OUTER, 2),
-    "diloco, 4bit": sync.diloco(SGD, OUTER, 2, wire="4bit"),
+    "hybrid": sync.hybrid(sync.model_averaging(SGD, momentum=0.5), sync.synchronous(SGD)),
 }
 
 
-def of_strategy(strategy):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_of_means_trains_on_shards(name):
+    strategy = STRATEGIES[name]
+
     def driver(state, batch):
         state, loss = strategy.step(state, jax.value_and_grad(loss_of), batch)
         return state, {"loss": comm.all_reduce(loss)}
 
     options = {"shares": [3, 2, 1], "per_worker_state": strategy.per_worker_state}
-    return driver, lambda mesh: strategy.init(state_on(mesh)["params"]), options
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_of_means_trains_on_shards(name):
-    driver, state_of, options = of_strategy(STRATEGIES[name])
-    same_on_a_mesh(driver, state_of, **options)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_strategy_of_other_exchanges_is_refused(name):
-    driver, state_of, options = of_strategy(REFUSED[name])
-    mesh = mesh_of()
-    with pytest.raises(ad.DriverError, match=r"not available where a worker is a mesh(?s:.*)sync\.diloco"):
-        build(driver, state_of(mesh), make_data(), 48, world=workers(3, mesh), **options)
+    same_on_a_mesh(driver, lambda mesh: strategy.init(state_on(mesh)["params"]), **options)

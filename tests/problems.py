@@ -132,6 +132,18 @@ def warm(program: ad.Program) -> None:
     program.step()
 
 
+class Compilations(list):
+    """Record traces and compilations within the block, in any thread."""
+
+    def __enter__(self):
+        self._listen = lambda event, *_, **__: self.append(event) if "compile" in event or "trace" in event else None
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_):
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+
 def same_everywhere(world: Any, value: Any) -> bool:
     """Whether all processes have the same, to the last bit."""
     leaves = [leaf if isinstance(leaf, str) else np.asarray(leaf).tolist() for leaf in jax.tree.leaves(value)]

@@ -1,4 +1,4 @@
-"""Values that are not finite: the worker, the line, and the outcome of the step, in every world."""
+"""Values that are not finite: the worker, the line, and the outcome of the step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-
-from .problems import build, same_everywhere, stream
+from adaptive.runtime.local_world import LocalWorld
+from tests.problems import build, stream
 
 X = {"x": np.arange(24.0, dtype=np.float32)}
 
@@ -22,31 +22,29 @@ def total(state, batch):
     return state + mean, {"mean": mean}
 
 
-def poisoned(world) -> tuple[dict, int]:
-    """Data with one NaN, and the step of 12 examples in which the last worker meets it, if batches are equal."""
-    x = np.arange(24.0, dtype=np.float32)
-    x[stream(24, 3, 24)[23]] = np.nan
-    return {"x": x}, 2
+@pytest.fixture(scope="module")
+def world():
+    return LocalWorld(3)
+
+
+POISONED = {"x": X["x"].copy()}  # the last worker meets a NaN in the second step of 12 examples
+POISONED["x"][stream(24, 3, 24)[23]] = np.nan
 
 
 def test_contributions_that_are_not_finite_raise(world):
-    data, step = poisoned(world)
-    with build(total, 0.0, data, 12, world=world) as program:
+    with build(total, 0.0, POISONED, 12, world=world) as program:
         before = float(program.step().metrics["mean"])
         with pytest.raises(ad.NonFiniteError) as caught:
             program.step()
         text = str(caught.value)
-        assert f"step {step}: the contributions of worker {world.size - 1} to all_reduce (test_not_finite.py:" in text
-        assert f"On worker {world.size - 1} batch['x'] holds NaNs." in text  # on every rank
-        assert same_everywhere(world, text)
-        assert 'nonfinite="skip"' in str(caught.value)
+        assert "step 2: the contributions of worker 2 to all_reduce (test_not_finite.py:" in text
+        assert "On worker 2 batch['x'] holds NaNs." in text
+        assert 'nonfinite="skip"' in text
         assert program.steps == 1
         assert float(program.state) == before  # the state of the step before
 
 
 def test_of_two_messages_either_may_be_not_finite(world):
-    data, _ = poisoned(world)
-
     def driver(state, batch):
         mean = comm.all_reduce(jnp.nan_to_num(batch["x"]).mean())
         spread = comm.all_reduce(jnp.where(ad.step_number() == 0, 0.0, 1.0) * jnp.square(batch["x"] - mean).mean())
@@ -55,7 +53,7 @@ def test_of_two_messages_either_may_be_not_finite(world):
         )
         return state + mean + spread * 0, {"first": first}
 
-    with build(driver, 0.0, data, 12, world=world, nonfinite="skip") as program:
+    with build(driver, 0.0, POISONED, 12, world=world, nonfinite="skip") as program:
         reports = [program.step() for _ in range(3)]
     assert reports[0].messages == 2
     assert [r.skipped for r in reports] == [False, True, True]
@@ -91,9 +89,6 @@ def test_finite_contributions_with_an_overflowing_sum(world):
         return state, {"total": total}
 
     with build(driver, 0.0, X, 12, world=world) as program:
-        if world.size == 1:
-            assert program.step().metrics["total"] == 60000
-            return
         with pytest.raises(
             ad.NonFiniteError, match=r"is too large for float16 \(65504 at most\), though each is finite"
         ):
@@ -111,7 +106,7 @@ def test_an_update_that_makes_nans_is_found_in_the_next_step(world, tmp_path, ca
     checkpoint = ad.Checkpoints(tmp_path, every="1 step")
     with build(driver, 1.0, X, 12, world=world) as program:
         list(program.run(steps=2, checkpoint=checkpoint))
-        assert world.rank or "no checkpoint of step 2: state holds NaNs" in caplog.text
+        assert "no checkpoint of step 2: state holds NaNs" in caplog.text
         assert np.isnan(program.state)
         with pytest.raises(ad.NonFiniteError, match=r"no checkpoint of step 2: state holds NaNs\. Continue from"):
             program.checkpoint()
@@ -120,7 +115,6 @@ def test_an_update_that_makes_nans_is_found_in_the_next_step(world, tmp_path, ca
             program.step()
         assert "step 3: the contributions of worker" in str(caught.value)
         assert program.steps == 2
-        world.barrier()
         program.restore(checkpoint)
         assert program.steps == 1
         assert program.state == 1.0

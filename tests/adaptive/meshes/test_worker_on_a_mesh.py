@@ -18,13 +18,12 @@ import collectives as comm
 import monitors as mon
 from adaptive.base.local_mesh import LocalMesh
 from collectives.worlds.reducing.sharded_parts import ShardedParts
-from tests.program.problems import build, difference, warm
+from tests.problems import build, difference, warm
 from tests.relaxed import relaxed_tx
 
 FEATURES, HIDDEN, OUT = 12, 192, 4  # a matrix of HIDDEN² doubles is a part of a message by itself
 SPECS = {"a": P("fsdp", "tp"), "b": P("tp", "fsdp"), "c": P("fsdp"), "s": P()}
 TX = relaxed_tx(optax.adam(1e-2))
-SHAPES = ((2, 2), *(pytest.param(shape, marks=pytest.mark.long) for shape in ((4, 1), (1, 4))))
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +83,26 @@ def whole():
         program.close()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_mesh_computes_what_one_device_does(whole, shape):
+@pytest.mark.parametrize(
+    ("shape", "of_world", "options"),
+    [
+        ((2, 2), {}, {}),
+        ((1, 4), {"batch_axes": ()}, {}),  # whole batches on each
+        ((4, 1), {}, {"microbatch": 2}),  # which do not divide the mesh
+        *(pytest.param(shape, {}, {}, marks=pytest.mark.long) for shape in ((4, 1), (1, 4))),
+    ],
+)
+def test_a_mesh_computes_what_one_device_does(whole, shape, of_world, options):
     state, reports = whole
     mesh = mesh_of(shape)
-    with comm.SoloWorld(mesh=mesh) as world:
-        program, found = trained(state_on(mesh), world)
+    with comm.SoloWorld(mesh=mesh, **of_world) as world:
+        program, found = trained(state_on(mesh), world, **options)
     assert difference(jax.device_get(program.state), state) < 1e-12
+    opt = program.state["opt"][0]
+    for tree in (program.state["params"], opt.mu, opt.nu):
+        assert {name: leaf.sharding.spec for name, leaf in tree.items()} == SPECS
+    if options:  # the noise scale of microbatches is another estimate
+        return
     pairs = zip(jax.tree.leaves([r.metrics for r in found]), jax.tree.leaves([r.metrics for r in reports]), strict=True)
     for a, b in pairs:
         np.testing.assert_allclose(a, b, rtol=1e-9)
@@ -106,34 +118,6 @@ def test_a_raveled_gradient_is_reduced_as_the_pytree_is(whole):
     with comm.SoloWorld(mesh=mesh) as world:
         program, _ = trained(state_on(mesh), world, made=raveled)
     assert difference(jax.device_get(program.state), whole[0]) < 1e-12
-
-
-def test_a_mesh_that_splits_no_batches(whole):
-    mesh = mesh_of((1, 4))
-    with comm.SoloWorld(mesh=mesh, batch_axes=()) as world:
-        assert "whole batches on each" in repr(world)
-        program, _ = trained(state_on(mesh), world)
-    assert difference(jax.device_get(program.state), whole[0]) < 1e-12
-
-
-def test_a_batch_in_microbatches_that_do_not_divide_the_mesh(whole):
-    mesh = mesh_of((4, 1))
-    with comm.SoloWorld(mesh=mesh) as world:
-        program, _ = trained(state_on(mesh), world, microbatch=2)
-    assert difference(jax.device_get(program.state), whole[0]) < 1e-12
-
-
-def test_each_device_holds_its_parts_of_parameters_and_moments():
-    mesh = mesh_of()
-    with comm.SoloWorld(mesh=mesh) as world:
-        program, _ = trained(state_on(mesh), world, steps=2)
-        state = program.state
-        opt = state["opt"][0]
-        for tree in (state["params"], opt.mu, opt.nu):
-            assert {name: leaf.sharding.spec for name, leaf in tree.items()} == SPECS
-        program.run(steps=1)
-        on_mesh = [x for x in jax.live_arrays() if x.shape == (HIDDEN, HIDDEN) and len(x.sharding.device_set) > 1]
-        assert all(x.sharding.shard_shape(x.shape) == (HIDDEN // 2,) * 2 for x in on_mesh)
 
 
 def test_a_worker_sends_each_element_once():
@@ -208,21 +192,6 @@ def test_sizes_are_multiples_of_the_parts_of_a_batch():
         assert program.global_batch == 44
         with pytest.raises(ad.BatchSizeError, match=r"not a multiple of 4, which .* mesh"):
             build(driver, state_on(mesh), make_data(), 30, world=world)
-
-
-@pytest.mark.long
-def test_check_splits_batches_over_workers_that_are_meshes():
-    mesh = mesh_of()
-
-    def unweighted(state, batch):
-        loss, grads = jax.value_and_grad(loss_of)(state, batch)
-        grads = jax.tree.map(lambda g: comm.all_reduce(g, op="sum"), grads)
-        return jax.tree.map(lambda p, g: p - g, state, grads), {"loss": comm.all_reduce(loss)}
-
-    with comm.SoloWorld(mesh=mesh) as world:
-        assert bool(build(driver, state_on(mesh), make_data(), 32, world=world).check())
-        found = build(unweighted, state_on(mesh)["params"], make_data(), 32, world=world).check()
-        assert not found, found
 
 
 def test_a_driver_may_name_shardings():
@@ -309,32 +278,30 @@ def test_a_state_over_another_mesh():
     ("exchange", "name"),
     [
         (partial(comm.all_reduce, op="median"), "all_reduce"),
-        (partial(comm.all_reduce, op=comm.geometric_median()), "all_reduce"),
-        (partial(comm.all_reduce, wire=jnp.bfloat16), "all_reduce"),
         (partial(comm.all_reduce, wire="4bit"), "all_reduce"),
         (comm.neighbor_mean, "neighbor_mean"),
         (comm.asynchronous_mean, "asynchronous_mean"),
     ],
 )
 def test_exchanges_of_whole_values(exchange, name):
-    mesh = mesh_of()
-
     def exchanging(state, batch):
         grad = jax.grad(lambda w: jnp.square(batch["x"] @ w).mean())(state)
         return exchange(state - grad), {"loss": comm.all_reduce(grad.sum())}
 
+    mesh = mesh_of()
     state = jax.device_put(jnp.ones((FEATURES, 4)), NamedSharding(mesh, P("fsdp")))
-    with comm.SoloWorld(mesh=mesh) as world:
-        with pytest.raises(ad.DriverError, match=rf"{name}.* not available where a worker is a mesh"):
-            build(exchanging, state, make_data(), 32, world=world, per_worker_state=lambda state: state)
-        with pytest.raises(ad.DriverError, match=r"closes over.* is sharded"):
-            build(
-                lambda s, b: (s, {"loss": comm.all_reduce(b["x"].mean() + state.sum())}),
-                0.0,
-                make_data(),
-                32,
-                world=world,
-            )
+    with (
+        comm.SoloWorld(mesh=mesh) as world,
+        pytest.raises(ad.DriverError, match=rf"{name}.* not available where a worker is a mesh(?s:.*)sync\.diloco"),
+    ):
+        build(exchanging, state, make_data(), 32, world=world, per_worker_state=lambda state: state)
+
+
+def test_a_driver_that_closes_over_a_sharded_array():
+    mesh = mesh_of()
+    table = jax.device_put(jnp.ones((FEATURES, 4)), NamedSharding(mesh, P("fsdp")))
+    with comm.SoloWorld(mesh=mesh) as world, pytest.raises(ad.DriverError, match=r"closes over.* is sharded"):
+        build(lambda s, b: (s + comm.all_reduce(b["x"].mean()) * table.sum(), {}), 0.0, make_data(), 32, world=world)
 
 
 def test_parts_are_cut_over_each_axis_that_divides_them():
