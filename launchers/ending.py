@@ -12,7 +12,7 @@ them on to `adaptive run`, whose address is in an environment variable. Lines ha
     ends     exit code, sent as soon as it is known, at the latest when Python ends
     heard    with `ends`: whether all processes raise the error by which it ends
     error    the traceback or text by which it ends, to be printed in one piece
-    left     the process leaves for good while the others continue (`leave_job`)
+    left     the process leaves for good while the others continue (`leave_job`), or ends because all others are lost
     exited   exit status, from the supervisor
     killed   signal that ended the process, from the supervisor
     waits    the process waits for others, from the supervisor (`watch.py`)
@@ -121,6 +121,11 @@ def checkpoint_saved(step: int) -> None:
 def all_have_heard() -> None:
     """Record that this process is about to end by an error that all processes raise, so that it aborts none of them."""
     _me.heard = True
+
+
+def others_are_lost() -> None:
+    """Report that this process ends because all others are lost, so that their ends decide the job's exit code."""
+    _say(left=True)
 
 
 def leaves() -> bool:

@@ -133,27 +133,6 @@ def test_threads_that_read_or_are_in_a_program_are_shown_besides_the_main_one(du
 # --- the use of cores -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@counted
-def test_a_process_among_many_on_one_core_waits_for_it():
-    code = (
-        f"import os; os.sched_setaffinity(0, {{{max(os.sched_getaffinity(0))}}}); print(flush=True)\nwhile True: pass"
-    )
-    loops = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(8)]
-    try:
-        for process in loops:
-            process.stdout.readline()
-        before = core_time(loops[0].pid)
-        time.sleep(1.0)
-        use = core_time(loops[0].pid).since(before)
-        assert use.waits
-        assert use.queued > use.ran
-    finally:
-        for process in loops:
-            process.kill()
-            process.communicate()
-
-
 @counted
 def test_a_process_that_sleeps_uses_no_core():
     with subprocess.Popen(["sleep", "60"]) as sleeps:

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -27,147 +26,44 @@ from launchers.verdict import ProcessState
 from tests.mpirun import ROOT
 from tests.speed import limit
 
-HERE = Path(__file__).parent
-WITH_SHORT_DEADLINES = """
-from launchers import job, run
-job.AFTER_SECONDS = {after}
-run.run()
-"""
-
-
-@pytest.fixture
-def start(tmp_path, fake_mpirun):
-    """Starts a job of ranks without MPI."""
-    folder = tmp_path / "meetings"
-    folder.mkdir()
-
-    def begin(
-        *words: str, n: int = 3, after: float = 0.3, script: str | None = None, grace: float = 30, **environ: str
-    ):
-        program = [str(HERE / "rank_without_mpi.py"), str(folder), *words] if script is None else ["--", script, *words]
-        options = ["--mpirun", fake_mpirun, "-n", str(n), "--grace", str(grace)]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "SLURM_"))}
-        return subprocess.Popen(
-            [sys.executable, "-c", WITH_SHORT_DEADLINES.format(after=after), *options, "--begin", *program],
-            env={**inherited, "PYTHONPATH": str(ROOT), **environ},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-
-    return begin
-
-
-@pytest.fixture
-def end(start):
-    """Run a job; return its exit code, the ranks' output, and the launcher's."""
-
-    def run(*words: str, n: int = 3, **given):
-        with start(*words, n=n, **given) as job:
-            try:
-                stdout, stderr = job.communicate(timeout=limit(100))
-            finally:
-                job.kill()
-        said = [line for line in stderr.splitlines() if line.startswith("adaptive run: ")]
-        return job.returncode, stdout.count("ended well"), "\n".join(line for line in said if "cores" not in line)
-
-    return run
-
-
-long = pytest.mark.long
 NEEDED = "before its first world, and the others cannot continue without it."
-MISSING = "and rank . .* waits for it in comm.world"
-AFTER = "after its last world; the others continue, and the job ends with"
-EXITS_1, EXITS_3 = "rank 2 .* ended with exit code 1", "rank 2 .* ended with exit code 3"
-EXITS_BEFORE = f"rank 2 .* ended with exit code 0 before its first world, {MISSING}"
-KILLED_BEFORE = f"rank 2 .* was killed by SIGKILL {NEEDED}"
-KILLED_BETWEEN = f"rank 2 .* was killed by SIGKILL after its last world, {MISSING}"
 
 
-@pytest.mark.parametrize(
-    ("phase", "way", "code", "well", "said"),
-    [
-        ("none", "none", 0, 3, ""),
-        ("import", "SIGKILL", 137, 0, KILLED_BEFORE),
-        ("import", "os._exit(0)", 1, 0, EXITS_BEFORE),
-        pytest.param("import", "raises", 1, 0, EXITS_1, marks=long),
-        ("making", "SIGKILL", 137, 0, KILLED_BEFORE),
-        ("world", "SIGKILL", 0, 2, ""),
-        pytest.param("world", "SIGSEGV", 0, 2, "", marks=long),
-        pytest.param("world", "leaves", 0, 2, "", marks=long),
-        pytest.param("world", "raises", 1, 0, EXITS_1, marks=long),
-        ("after", "SIGKILL", 137, 2, f"rank 2 .* was killed by SIGKILL {AFTER} 137"),
-        pytest.param("after", "os._exit(0)", 0, 2, "", marks=long),
-        pytest.param("after", "raises", 1, 2, EXITS_1, marks=long),
-        ("between", "SIGKILL", 137, 0, KILLED_BETWEEN),
-        pytest.param("between", "leaves", 1, 0, f"rank 2 .* after its last world, {MISSING}", marks=long),
-        pytest.param("making another", "SIGKILL", 137, 0, KILLED_BETWEEN, marks=long),
-        ("exit", "SIGKILL", 137, 3, f"rank 2 .* was killed by SIGKILL {AFTER} 137"),
-        pytest.param("exit", "os._exit(3)", 3, 3, EXITS_3, marks=long),
-    ],
-)
-def test_where_and_how_a_rank_ends(phase, way, code, well, said, end):
-    found = end(phase, way, after=0.3 if code else 5.0)
-    assert found[0] == code, found
-    # Ranks that depend on nobody any more have time to end, and most times they do.
-    assert found[1] == well or (code and found[1] <= well), found
-    assert re.search(said, found[2]) if said else not found[2], found
-
-
-@pytest.mark.parametrize(
-    ("phase", "way", "ends", "code"),
-    [
-        ("world", "SIGKILL", "hangs", 0),
-        pytest.param("none", "none", "5", 0, marks=long),
-        pytest.param("after", "SIGKILL", "crashes", 137, marks=long),
-    ],
-)
-def test_how_mpirun_ends_decides_nothing(phase, way, ends, code, end):
-    found = end(phase, way, FAKE_ENDS=ends)
-    assert found[0] == code, found
-
-
-@pytest.mark.parametrize(
-    ("phase", "way", "ends", "said"),
-    [
-        ("import", "SIGKILL", "crashes", "was killed by SIGKILL before it joined; the others continue without it"),
-        pytest.param("spawned", "os._exit(3)", "hangs", "ended with exit code 3 before it joined", marks=long),
-        pytest.param("spawned", "raises", "", "ended with exit code 1 before it joined", marks=long),
-    ],
-)
-def test_a_spawned_process_decides_nothing_before_it_joins(phase, way, ends, said, end):
-    code, well, output = end(phase, way, after=5.0, FAKE_SPAWNED="1", FAKE_ENDS=ends)
-    assert (code, well) == (0, 2), output
-    assert re.search(rf"rank 0 of a spawned job \(pid .*\) {said}", output), output
-
-
-def test_a_spawned_process_that_never_ends_is_not_waited_for(end):
-    """Rank 0, which has spawned it, may be gone, and with it all that it waits for."""
-    code, well, output = end("none", "none", FAKE_SPAWNED="1")
-    assert (code, well, output) == (0, 2, "")
+def start(fake_mpirun: str, *command: str, n: int = 2) -> subprocess.Popen:
+    """Start a job of ranks without MPI."""
+    options = ["--mpirun", fake_mpirun, "-n", str(n), "--begin", "--", *command]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "SLURM_"))}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from launchers import job, run; job.AFTER_SECONDS = 0.3; run.run()", *options],
+        env={**inherited, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
         ("true", 0, ""),
+        ("", 127, "no-such-command cannot be run: No such file"),
         ("exit 3", 3, "rank . .* ended with exit code 3"),
         ("test $OMPI_COMM_WORLD_RANK = 0 || sleep 1000; kill -9 $$", 137, "rank 0 .* was killed by SIGKILL before"),
     ],
 )
-def test_how_a_command_ends(command, code, said, end):
-    found = end("-c", command, script="sh", n=2)
-    assert found[0] == code, found
-    assert re.search(said, found[2]), found
-
-
-def test_a_command_that_cannot_be_run(end):
-    assert end(script="no-such-command", n=1)[0] == 127
+def test_how_a_command_ends(command, code, said, fake_mpirun):
+    with start(fake_mpirun, *(["sh", "-c", command] if command else ["no-such-command"])) as job:
+        try:
+            found = job.communicate(timeout=limit(100))[1]
+        finally:
+            job.kill()
+    assert job.returncode == code, found
+    assert re.search(said, found), found
 
 
 @pytest.mark.parametrize("imports", [False, True])
-def test_a_signal_before_all_ranks_run(imports, start):
+def test_a_signal_before_all_ranks_run(imports, fake_mpirun):
     """As soon as the launcher has printed the line that it runs, or when one rank runs and others do not."""
     script = "echo there; test $OMPI_COMM_WORLD_RANK = 0 || sleep 1000; sleep 1000"
-    with start("-c", script, script="sh", n=2) as job:
+    with start(fake_mpirun, "sh", "-c", script) as job:
         try:
             assert job.stdout.readline() == "there\n" if imports else any("mpirun" in line for line in job.stderr)
             job.send_signal(signal.SIGTERM)
@@ -270,9 +166,16 @@ def play(monkeypatch, capsys):
     """Run a job of coroutines; return how it ended, and what it printed. It waits for nothing by default."""
 
     def run(
-        scene: Callable[[Ranks], Awaitable[int]], after: float = 0.0, grace: float = LONG, words: float = 0.0
+        scene: Callable[[Ranks], Awaitable[int]],
+        after: float = 0.0,
+        grace: float = LONG,
+        words: float = 0.0,
+        starting: Callable[[], object] = lambda: None,
     ) -> tuple[JobEnd, str]:
         async def begin(*command: str, env: Mapping[str, str], **_: object) -> Mpirun:
+            starting()
+            for _ in range(9):
+                await asyncio.sleep(0)
             ranks = Ranks(env)
             begun.append(ranks)
             ranks.mpirun = Mpirun(scene(ranks))
@@ -361,6 +264,20 @@ def test_ranks_that_were_all_lost_are_named(play):
     ended, text = play(scene)
     one, other = "rank 1 (pid 11 on h) was killed by SIGKILL", "rank 0 (pid 10 on h) was killed by SIGSEGV"
     assert (ended.code, text) == (139, f"adaptive run: no rank is left: {one} in a world; {other} in a world.\n")
+
+
+def test_the_code_of_a_job_whose_members_are_lost_is_theirs_and_not_that_of_its_reserve(play):
+    async def scene(ranks: Ranks) -> int:
+        member, reserve = [await ranks.connect(rank, 2) for rank in range(2)]
+        await member({"worlds": 1}, KILLED, ends=True)
+        await reserve({"worlds": 1}, {"left": True}, {"ends": 1, "heard": True}, {"exited": 1}, ends=True)
+        return 1
+
+    ended, text = play(scene)
+    assert (ended.code, text) == (
+        137,
+        "adaptive run: no rank is left: rank 0 (pid 10 on h) was killed by SIGKILL in a world.\n",
+    )
 
 
 @pytest.mark.parametrize(("own", "code"), [(0, 0), (7, 7), (-11, 139)])
@@ -579,6 +496,15 @@ def test_a_signal_before_the_start_prevents_it(monkeypatch):
             return await job.run(lambda: signal.raise_signal(signal.SIGINT))
 
     assert asyncio.run(run()) == (130, signal.SIGINT, None)
+
+
+def test_a_signal_while_mpirun_is_started_ends_it(play, caplog):
+    async def scene(ranks: Ranks) -> int:
+        await ranks.mpirun.terminated.wait()
+        return -15
+
+    assert play(scene, starting=lambda: signal.raise_signal(signal.SIGINT)) == ((130, signal.SIGINT, None), "")
+    assert not caplog.records  # of an error in a callback
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "No route to host")])

@@ -59,6 +59,11 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([alive(0, worlds=1), process(1, worlds=1, worked=True), alive(2)], None),
         ([alive(0), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL before its first world, and"),
         ([alive(0, making=True), process(1, ended=0)], "rank 1 (pid 1 on here) ended with exit code 0 before its"),
+        (
+            [alive(0, making=True), process(1, killed=9, worked=True)],
+            "rank 1 (pid 1 on here) was killed by SIGKILL after its last world, and rank 0 (pid 1 on here) waits for",
+        ),
+        ([alive(0, making=True), process(1, left=True, worked=True, worlds=0)], "rank 1 (pid 1 on here) died after"),
         ([alive(0), process(1, ended=0)], None),
         ([process(1, killed=9), process(0, ended=1), alive(2)], "rank 1 (pid 1 on here) was killed by SIGKILL before"),
         ([process(0, ended=1, heard=True), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL"),
@@ -83,6 +88,7 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([alone(), spawned()], None),  # its second process is on its way
         ([alone(), spawned(), spawned(1, joined=False)], ""),  # the second need not join
         ([alone(), spawned(joined=False)], ""),
+        ([alone(), spawned(joined=False, connected=True, ended=None)], ""),  # it is not waited for
         ([spawned(connected=True, ended=None, making=True), process(1, ended=0)], None),  # it waits for its own job
     ],
 )  # fmt: skip

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,15 +17,11 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402
 import controllers as ctrl  # noqa: E402
-import monitors as mon  # noqa: E402
-from adaptive.runtime.engine import Engine  # noqa: E402
-from collectives.worlds.transport import transport  # noqa: E402
-from tests.contract.problem import COUNTED, DATA, check_counted, descend_and_count, mean_loss  # noqa: E402
+from tests.contract.problem import COUNTED, DATA, check_counted, descend_and_count  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
 CASE, *ARGUMENTS = sys.argv[1:]
@@ -36,82 +31,6 @@ BATCH = 12
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-# --- in each phase ----------------------------------------------------------------------------------------------------
-
-MINE = ""  # the phase in which this rank dies
-_times: Counter[str] = Counter()
-
-
-def phase(name: str, at: int = 1) -> None:
-    """Where a rank may die: at the `at`-th time that it comes here."""
-    _times[name] += 1
-    if name == MINE and _times[name] == at:
-        die()
-
-
-def before(name: str, at: int, kind: object, method: str) -> None:
-    """Make a function a phase."""
-    original = getattr(kind, method)
-
-    def with_a_phase(*args, **kwargs):
-        phase(name, at)
-        return original(*args, **kwargs)
-
-    setattr(kind, method, with_a_phase)
-
-
-def watched(state, batch):
-    phase("tracing", at=2)
-    state, metrics = descend_and_count(state, batch)
-    seconds = comm.all_gather(mon.compute_seconds())
-    ctrl.hook(lambda control: phase("a hook", at=3), every=2)
-    ctrl.hook(ctrl.balance(), seconds, every=5)
-    return state, {**metrics, "seconds": seconds}
-
-
-def evaluated(state, batch):
-    phase("evaluate")
-    return mean_loss(state["w"], batch)
-
-
-def phases() -> None:
-    """PHASE:RANK …: each rank that is named kills itself in its phase."""
-    global MINE
-    dies = dict(reversed(argument.split(":")) for argument in ARGUMENTS if ":" in argument)
-    before("the first compile", 1, Engine, "compile")
-    with comm.world(min_workers=2 if "min_workers=2" in ARGUMENTS else 1) as world:
-        own, lost = world.rank, []
-        MINE = dies.get(str(own), "")
-        phase("before a program is built")
-        program = ad.Program(watched, COUNTED, DATA, global_batch=BATCH)
-        before("the background", 2, type(program._parts.engine.kernels.compiled), "compile")
-        announced = transport.announced
-
-        def announced_in_an_exchange(header):
-            if world.transport.operation.about.startswith("message "):
-                phase("an exchange", 5)
-            return announced(header)
-
-        transport.announced = announced_in_an_exchange
-        for report in program.run(steps=30):
-            phase("between steps", at=7)
-            lost += report.lost
-            assert report.global_batch == BATCH, report
-            assert np.isnan(np.asarray(report.metrics["seconds"])[[loss.workers[0] for loss in lost]]).all(), report
-            if report.step == 3 and MINE == "any time":
-                threading.Timer(0.02, die).start()
-            if report.step == 20:
-                found = program.evaluate(evaluated, DATA, batch=16)
-                np.testing.assert_allclose(found, mean_loss(np.asarray(program.state["w"]), DATA), rtol=1e-12)
-            if report.step == 25:
-                phase("before a checkpoint")
-                program.checkpoint()
-        check_counted(program.state, [BATCH] * 30)
-        assert sorted(loss.workers[0] for loss in world.losses) == sorted(map(int, dies)), world.losses
-        if world.rank == 0:
-            print("\n".join(map(str, world.losses)), flush=True)
 
 
 # --- at the end of a run, and all at once -----------------------------------------------------------------------------
@@ -217,7 +136,6 @@ def spawned() -> None:
 
 if __name__ == "__main__":
     {
-        "phases": phases,
         "last_checkpoint": last_checkpoint,
         "all_at_once": all_at_once,
     }.get(CASE, spawned)()

@@ -185,20 +185,6 @@ def stopped(world) -> None:
     going_on(world, (0, 1, 2), happens)
 
 
-def a_lost_rank(world) -> None:
-    """The mailboxes are rebuilt among the remaining ranks, in the same round."""
-    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
-    own = world.rank
-    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        for report in program.run(steps=12):
-            if report.step == 4 and own == LAST:
-                os.kill(os.getpid(), signal.SIGKILL)
-        assert report.members == (0, 1)
-        assert report.step == 12
-        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
-    print("went on without it", flush=True)
-
-
 def dying_while_mailboxes_are_made(world) -> None:
     """Ranks die one after another, at any moment. Every rank that is left has a mailbox, and sees the others in it."""
     delays = np.random.default_rng(0).uniform(0, 0.03, size=world.size)

@@ -1,6 +1,6 @@
 """Ranks that are killed in any phase, stopped, signaled and spawned: what is left has the results of one worker.
 
-`make test` has a kill of each kind in tests/contract, and one in each phase on threads: test_losses_anywhere.py.
+tests/contract has a kill of each kind, test_losses_anywhere.py one in each phase on threads, random_faults.py on ranks.
 """
 
 from __future__ import annotations
@@ -20,29 +20,6 @@ long = pytest.mark.long
 def job(*arguments: object, n: int, ours: bool = True, fails: bool = False, options: tuple[str, ...] = ()) -> Result:
     script = [Path(__file__).with_name("kills.py"), *map(str, arguments)]
     return run(script, n=n, ours=ours, expect_failure=fails, options=options)
-
-
-@long
-@pytest.mark.parametrize(
-    "deaths",
-    [
-        ["before a program is built:2", "the first compile:0", "a hook:3"],
-        ["tracing:0", "the background:3", "evaluate:1"],
-        ["an exchange:0", "an exchange:2", "before a checkpoint:1"],
-        ["between steps:0", "any time:1"],
-    ],
-    ids=str,
-)
-def test_ranks_die_in_any_phase_several_at_once_too(deaths):
-    result = job("phases", *deaths, n=4)
-    assert result.stdout.count("ended well") == 4 - len(deaths), result
-    assert result.stdout.count(" lost: rank ") == len(deaths), result
-
-
-@long
-def test_too_few_are_left():
-    result = job("phases", "between steps:0", "an exchange:2", "min_workers=2", n=3, fails=True)
-    assert "1 worker is left, and min_workers=2" in result.stderr, result
 
 
 @pytest.mark.parametrize("every", [20, pytest.param(17, marks=long)], ids=["after the run", "due at the last step"])

@@ -11,7 +11,6 @@ import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import adaptive as ad
@@ -89,16 +88,6 @@ def test_two_programs_in_different_orders(world):
         assert same_everywhere(world, (p.state, q.state))
 
 
-def test_programs_of_one_layout_do_not_share_their_buffers(world):
-    p, q = (build(descend, start, make_data(), N, world=world) for start in (0.0, 5.0))
-    with p, q:
-        for _ in range(2):
-            p.step()
-            q.step()
-        buffers = [program._parts.engine.context.channels[0]._reduction.buffers[0] for program in (p, q)]
-        assert not np.shares_memory(*buffers)
-
-
 @pytest.mark.parametrize("what", ["evaluate", "checkpoint", "build", "eager"])
 def test_another_call_on_one_rank_while_others_step(world, what):
     data = make_data()
@@ -132,25 +121,6 @@ def test_a_run_that_ends_earlier_on_one_rank(world):
             f"message 1 of step 3 of {program._name} (",
         )
         assert program.steps == 2
-
-
-def test_a_rank_at_an_earlier_step(world):
-    with build(descend, 0.0, make_data(), N, world=world) as program:
-        program.step()
-        checkpoint = program.checkpoint()
-        program.step()
-
-        def go_back():
-            program.restore(checkpoint)
-            program.step()
-
-        meet(world, go_back, program.step, f": message 1 of step 3 of {program._name}")
-
-
-def test_the_precision_of_a_rank_is_named_when_a_program_is_built(world):
-    with jax.enable_x64(odd(world)), pytest.raises(ad.DisagreementError) as caught:
-        build(descend, 0.0, make_data(), N, world=world)
-    assert "jax_enable_x64 is not the same on all ranks: rank 0: False" in str(caught.value)
 
 
 # --- one rank fails, wherever the others are --------------------------------------------------------------------------

@@ -45,16 +45,10 @@ def odd(world) -> bool:
     return world.rank == world.processes - 1
 
 
-def all_refuse(*texts, driver=adam_driver, state=None, data=None, global_batch=N, **options):
+def all_refuse(*texts, driver=adam_driver, state):
     """Every rank raises the reason why the program cannot be built."""
     with pytest.raises(ad.DisagreementError) as caught:
-        build(
-            driver,
-            adam_state() if state is None else state,
-            make_data() if data is None else data,
-            global_batch,
-            **options,
-        )
+        build(driver, state, make_data(), N)
     for text in texts:
         assert text in str(caught.value)
 
@@ -62,31 +56,22 @@ def all_refuse(*texts, driver=adam_driver, state=None, data=None, global_batch=N
 # --- when the program is built ----------------------------------------------------------------------------------------
 
 
-def sgd(rate: float, extra: bool = False):
+def sgd(rate):
     def driver(params, batch):
         grads = comm.all_reduce(jax.grad(lambda p: jnp.square(batch["x"] @ p["inner"]["w"]).mean())(params))
-        if extra:
-            grads = jax.tree.map(jnp.sin, grads)
         return jax.tree.map(lambda p, g: p - rate * g, params, grads), {}
 
     return driver
 
 
-@pytest.mark.parametrize("difference", ["branch", "constant"])
-def test_drivers_that_differ(world, difference):
-    rate = jnp.full((6, 8), 0.1 + 0.1 * (odd(world) and difference == "constant"))
+def test_drivers_that_differ(world):
     all_refuse(
         "driver, at test_on_ranks.py:",
         "is not the same on all ranks: rank 0: ",
         "no number that differs",
-        driver=sgd(rate, extra=odd(world) and difference == "branch"),
+        driver=sgd(jnp.full((6, 8), 0.1 + 0.1 * odd(world))),
         state={"inner": {"w": make_params()["inner"]["w"]}},
     )
-
-
-def test_data_that_differ(world):
-    data = jax.tree.map(lambda a: a[::-1], make_data()) if odd(world) else make_data()
-    all_refuse("data[", " is not the same on all ranks: rank 0: ", "the whole data set, in the same order", data=data)
 
 
 def test_states_that_differ(world):
@@ -99,10 +84,6 @@ def test_one_broadcast_makes_states_alike(world):
     state = comm.broadcast({"params": make_params(seed=1 + odd(world)), "opt": adam_state()["opt"]})
     with build(adam_driver, state, make_data(), N, world=world) as program:
         program.step()
-
-
-def test_settings_that_differ(world):
-    all_refuse("seed is not the same on all ranks: rank 0: ", "the same arguments", seed=1 + odd(world))
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------
@@ -125,30 +106,19 @@ def decide(world, ask):
 
 ASKS = {
     "another batch": lambda control, odd: control.rescale(global_batch=20 + 4 * odd),
-    "nothing": lambda control, odd: odd and control.rescale(global_batch=20),
     "to stop": lambda control, odd: odd and control.stop(),
 }
 
 
-@pytest.mark.parametrize(("ask", "steps"), [("nothing", 2), ("to stop", 5)])
-def test_hooks_that_decide_differently(world, ask, steps):
-    """Found in the next message; and where there is none, at the end of the run."""
-    with decide(world, ASKS[ask]) as program, pytest.raises(ad.DisagreementError) as caught:
-        list(program.run(steps=steps))
-    last = world.size - 1
+def test_a_hook_that_stops_one_rank_only(world):
+    with decide(world, ASKS["to stop"]) as program, pytest.raises(ad.DisagreementError) as caught:
+        list(program.run(steps=5))
     assert program.steps == 2
     text = str(caught.value)
-    others = ", ".join(str(w) for w in range(last)) if odd(world) else f"{last}"
-    if ask == "to stop":  # then one has left the loop
-        assert "message 1 of step 3 of program" in text
-        assert "before it, hook 'adapt' asked for nothing" in text
-        assert f"rank {last}: the end of run() after step 2 of program" in text
-        assert "before it, hook 'adapt' asked for stop()" in text
-        return
-    assert "workers decided differently after step 2: worker" in text
-    assert f" {others} did not do what this process (worker {world.rank}) did" in text
-    assert "hook 'adapt' asked for " in text
-    assert odd(world) or "asked for nothing" in text
+    assert "message 1 of step 3 of program" in text
+    assert "before it, hook 'adapt' asked for nothing" in text
+    assert f"rank {world.size - 1}: the end of run() after step 2 of program" in text
+    assert "before it, hook 'adapt' asked for stop()" in text
 
 
 def test_a_rescale_between_steps_that_differs(world):
@@ -170,20 +140,6 @@ def test_a_stop_or_a_checkpoint_on_one_rank_only(world, tmp_path, call):
         with pytest.raises(ad.DisagreementError, match="the end of run" if call == "stop" else "a checkpoint of"):
             train()
         assert program.steps == 2
-
-
-def test_a_hyperparameter_that_is_set_differently(world):
-    def driver(state, batch):
-        lr = ad.hyperparameter("lr", 0.5)
-        return state - lr * comm.all_reduce(batch["x"].mean()), {}
-
-    with build(driver, 0.0, make_data(), N, world=world) as program:
-        program.step()
-        program.set_hyperparameters(lr=0.1 + odd(world))
-        with pytest.raises(ad.DisagreementError) as caught:
-            program.step()
-    assert f"Here program.set asked for set(lr={0.1 + odd(world)})." in str(caught.value)
-    assert "A hook must" not in str(caught.value)
 
 
 def test_hooks_that_decide_alike_at_different_speeds(world):
@@ -255,16 +211,11 @@ def but(name, value):
     return lambda kept: {**kept, name: value(kept[name]) if callable(value) else value}
 
 
-def nan_first(leaf):
-    return np.where(np.arange(leaf.size).reshape(leaf.shape) == 0, np.nan, leaf).astype(leaf.dtype)
-
-
 def one_more(leaf):
     return type(leaf)(leaf + 1) if np.isscalar(leaf) else (leaf + 1).astype(leaf.dtype)
 
 
 OTHER_CHECKPOINTS = {
-    "a corrupt state": (but("state", lambda s: {**s, "w": nan_first(s["w"])}), "state['w']"),
     "a corrupt hook state": (but("hooks", lambda h: jax.tree.map(one_more, h)), "hooks['0/balance']"),
     "another cursor": (but("cursor", 3), "cursor"),
 }

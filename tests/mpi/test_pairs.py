@@ -28,14 +28,6 @@ def test_copies_are_consistent_and_reads_do_not_block(tmp_path):
 
 @pytest.mark.long
 @survives_losses
-def test_mailboxes_are_rebuilt_without_a_lost_rank(tmp_path):
-    result = run([SCRIPT, tmp_path, "a_lost_rank"], n=3, ours=True)
-    assert result.stdout.count("went on without it") == 2, result
-    assert result.stdout.count("ended well") == 2, result
-
-
-@pytest.mark.long
-@survives_losses
 def test_a_rank_that_dies_while_mailboxes_are_built_blocks_nobody(tmp_path):
     result = run([SCRIPT, tmp_path, "dying_while_mailboxes_are_made"], n=4, ours=True)
     assert result.stdout.count("the last one has a mailbox") == 1, result

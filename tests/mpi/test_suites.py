@@ -14,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 WORLDS, MEETINGS = TESTS / "collectives" / "test_worlds.py", TESTS / "mpi" / "test_meetings.py"
 ON_RANKS = TESTS / "mpi" / "test_on_ranks.py"
 PROGRAMS = [TESTS / "program" / f"test_{name}.py" for name in ("own_collectives", "not_finite", "bad_input")]
-OF_MPI = "not do_not_share_their_buffers and not with_a_world_each"  # its buffers, and its communicators
+OF_MPI = "not with_a_world_each"  # its communicators
 
 
 @pytest.mark.parametrize(

@@ -367,6 +367,8 @@ class ElasticWorld(MultiProcessWorld):
         self.lifetime.closed = True
         if self._pair is not None:
             ending.leave_job()
+        if why == WORKERS_LOST:
+            ending.others_are_lost()
         raise WorkerError(f"this process was on standby, and {why}")
 
     def _has_to_terminate(self) -> bool:

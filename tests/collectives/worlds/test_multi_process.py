@@ -132,7 +132,7 @@ def test_the_others_hear_that_a_process_has_left_its_block_by_an_error(error, is
     assert (first, second) == (True, (True, said))
 
 
-@pytest.mark.parametrize("call", range(0, 20, 2))
+@pytest.mark.parametrize("call", range(0, 20, 5))
 def test_survivors_continue_with_fewer_workers(call, monkeypatch):
     monkeypatch.setenv(ENABLED, "1")
     on_processes(3, lambda world: None, before := Job(3))

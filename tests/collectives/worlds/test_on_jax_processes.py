@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,6 +52,29 @@ def test_a_launcher_with_several_processes_is_recognized(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(jax.process_count()))
     with comm.world() as picked:
         assert isinstance(picked, comm.JaxWorld)
+
+
+def test_what_cannot_be_a_world_is_refused_and_shared_cores_are_warned_of(world, monkeypatch):
+    with pytest.raises(DisagreementError, match="hang_timeout= is not the same on all ranks"):
+        comm.JaxWorld(jax.local_devices()[:1], hang_timeout=50 * world.rank)
+    other = next(device for device in jax.devices() if device.process_index != jax.process_index())
+    with pytest.raises(ValueError, match=rf"belongs to process {other.process_index}; this is process {world.rank}"):
+        comm.JaxWorld([other])
+    world.barrier()
+    monkeypatch.setattr("collectives.worlds.jax_world.allowed_cpus", lambda: frozenset({0, 1}))
+    monkeypatch.setattr("collectives.worlds.jax_world.chosen_threads", lambda: False)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        comm.JaxWorld(jax.local_devices()[:1]).close()
+    assert [w.category for w in seen] == [comm.OversubscriptionWarning] * (world.rank == 0)
+
+
+@pytest.mark.parametrize("n", [3, 125])  # within the preamble, and in a sum of its own
+def test_a_program_over_the_mesh_gets_the_status_of_all_processes(world, n):
+    given = (np.arange(n) * (world.rank + 1)).astype(np.int32)
+    found = world.run_on_mesh(lambda status: status.copy(), given, "a step")
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, np.arange(n) * world.processes * (world.processes + 1) // 2)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_processes_go_on_standby_and_join_again():
 @pytest.fixture(autouse=True)
 def ends(monkeypatch):
     """The ends of processes; a process in `noticed` has received a termination signal so many seconds ago."""
-    found = SimpleNamespace(left=0, joined=0, acknowledged=0, noticed={})
+    found = SimpleNamespace(left=0, joined=0, acknowledged=0, followed=0, noticed={})
 
     def count(name):
         setattr(found, name, getattr(found, name) + 1)
@@ -104,6 +104,7 @@ def ends(monkeypatch):
 
     monkeypatch.setattr(elastic_world.ending, "leave_job", leave_job)
     monkeypatch.setattr(elastic_world.ending, "joined", lambda: count("joined"))
+    monkeypatch.setattr(elastic_world.ending, "others_are_lost", lambda: count("followed"))
     monkeypatch.setattr(elastic_world, "acknowledge_termination", lambda: count("acknowledged"))
     notice = lambda: found.noticed.get(threading.current_thread().name)  # noqa: E731
     monkeypatch.setattr(elastic_world, "pending_termination", notice)
@@ -272,7 +273,7 @@ def test_no_more_processes_are_asked_than_are_missing():
     assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
 
 
-def test_processes_on_standby_end_with_the_workers():
+def test_processes_on_standby_end_with_the_workers(ends):
     def script(number, processes):
         processes.begin_run()
         if number == 0:
@@ -287,6 +288,7 @@ def test_processes_on_standby_end_with_the_workers():
         assert isinstance(error, WorkerError)
         assert "all workers are lost, and with them the state of the run" in str(error)
         assert "adaptive run --restarts 3" in str(error)
+    assert ends.followed == 2
 
 
 # --- termination signals ----------------------------------------------------------------------------------------------

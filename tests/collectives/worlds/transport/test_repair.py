@@ -1,4 +1,4 @@
-"""Settings of Open MPI, set before it is loaded."""
+"""Repairs that fail, and the settings of Open MPI."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from collectives.worlds.transport.repair import (
     WITHOUT_HAN,
     WITHOUT_REQUESTS,
     prepare_environment,
+    repair,
     survives,
 )
+from tests.collectives.worlds.mpi_of_threads import MPI, Job, MPIError
 
 
 def test_settings_of_open_mpi_are_set_unless_the_user_sets_them():
@@ -40,3 +42,15 @@ def test_a_job_not_started_for_losses_stops():
     for environ in ({}, {ENABLED: "1"}):
         with pytest.raises(ValueError, match="'go on'"):
             survives("go on", environ)
+
+
+def test_a_repair_that_fails_on_one_process_fails_on_all():
+    """No process is lost, so another attempt would fail, too."""
+
+    def use(comm):
+        error = ZeroDivisionError if comm.rank else MPIError
+        with pytest.raises(error):
+            repair(MPI, comm, lambda new: 1 / (1 - comm.rank))
+        return True
+
+    assert Job(2).run(use) == [True] * 2
