@@ -18,7 +18,7 @@ _NOT_A_NUMBER = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_LARGER = (4, 64)  # factors of a number of examples for which a driver was not traced
+_NOT_KNOWN = re.compile(r"DynamicJaxprTracer\.__format__|Shapes must be 1D sequences of concrete values")
 
 
 def name_of(driver: Callable) -> str:
@@ -56,12 +56,13 @@ def explained(error: Exception, driver: Callable) -> Exception:
             f"driver {name!r} returns {what} as a {returned[1]}, which is not an array of numbers. State and metrics "
             "are pytrees of arrays and numbers; write text and other objects to a log of your own."
         )
-    if isinstance(error, _NOT_A_NUMBER) or "DynamicJaxprTracer.__format__" in str(error):
+    if isinstance(error, _NOT_A_NUMBER) or _NOT_KNOWN.search(str(error)):
         error.add_note(
             f"driver {name!r}{where}: a driver is traced, so its values are not numbers yet. Write\n"
             "    jnp.where(condition, a, b)      instead of  if condition: …, and of  x[mask]\n"
             '    return state, {"loss": loss}    instead of  float(loss), loss.item(), np.asarray(loss)\n'
             "    ctrl.hook(fn, loss)             for what Python decides by a number: fn(control, loss)\n"
+            "    ad.capacity()                   instead of  ad.num_workers()  in a shape: the number of worker slots\n"
             '    jax.debug.print("{}", loss)     to print'
         )
     return error
@@ -80,14 +81,3 @@ def only_for_more(error: Exception, driver: Callable, examples: int) -> DriverEr
         "or keep the first sizes: resizable=False, without microbatch=, and a global_batch of which every worker gets "
         "enough."
     )
-
-
-def is_only_for_more(trace: Callable[[int], object], examples: int) -> bool:
-    """Return whether a driver that was not traced for `examples` examples can be traced for more."""
-    for factor in _LARGER:
-        try:
-            trace(factor * examples)
-        except Exception:  # whatever the driver raises
-            continue
-        return True
-    return False

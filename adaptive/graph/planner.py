@@ -24,7 +24,7 @@ from adaptive.base.values.jaxprs import Var
 from adaptive.operators.peer_read import PeerMailboxes
 
 from .closures import Captured, captured_by, check_functions
-from .driver_errors import is_only_for_more, only_for_more
+from .driver_errors import only_for_more
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
 from .leaks import check_captured, check_left
 from .partition import plan
@@ -82,14 +82,7 @@ class Planner:
           DriverError: the driver cannot be run as written.
         """
         with self._lock:
-            try:
-                self._first = self._trace(examples)
-            except (AdaptiveError, MemoryError, OSError):
-                raise
-            except Exception as error:  # raised by the driver
-                if is_only_for_more(self._trace, examples):
-                    raise only_for_more(error, self._driver, examples) from error
-                raise
+            self._first = self._trace(examples)
             while (settled := _settled(self._state, self._first.graph)) is not None:
                 self._state = settled
                 self._first = self._trace(examples)

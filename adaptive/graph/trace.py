@@ -185,8 +185,10 @@ def trace(
     new_state, metrics = shapes
     _check_state(name, state, new_state)
     flat = _Flattener(name, on_mesh=on_mesh)
-    invars = [Var(v.aval) for v in closed.jaxpr.invars]
-    outvars = [flat.as_variable(atom) for atom in flat.inline(closed, invars)]
+    *invars, numbers = [Var(v.aval) for v in closed.jaxpr.invars]
+    if any(_pairings(closed.jaxpr.eqns)):
+        (numbers,) = flat.inline(jax.make_jaxpr(lambda: jnp.stack([read(WORKER), read(STEP), read(SEED)]))(), ())
+    outvars = [flat.as_variable(atom) for atom in flat.inline(closed, [*invars, numbers])]
     _check_none_left_out(tracing.must_stay, flat.eqns)
     eqns, outvars = without_divisions(flat.eqns, flat.sums, outvars) if flat.sums else (flat.eqns, outvars)
     check_rows(eqns, examples)
@@ -211,38 +213,29 @@ def trace(
 def _traced(
     driver: Callable, state: Any, batch: Any, capacity: int, mailboxes: PeerMailboxes
 ) -> tuple[DriverTrace, ClosedJaxpr, tuple[Any, ...]]:
-    """Return the trace's records, the driver's jaxpr, and the shapes of its results.
-
-    Traces a second time if an operator needs the worker's numbers in a loop (see `peer_read.py`).
+    """Return the trace's records, the jaxpr of `driver(state, batch)` with `DriverTrace.numbers` as a further input,
+    and the shapes of its results.
     """
-    examples = jax.tree.leaves(batch)[0].shape[0]
-    with trace_as(capacity, examples, mailboxes) as tracing:
-        closed, shapes = _jaxpr_of(driver, state, batch, tracing)
-    if not tracing.wants_numbers:
-        return tracing, closed, shapes
-    with trace_as(capacity, examples, mailboxes) as tracing:
+    with trace_as(capacity, jax.tree.leaves(batch)[0].shape[0], mailboxes) as tracing:
 
-        def with_numbers(state: Any, batch: Any) -> Any:
-            tracing.numbers.append(jnp.stack([read(WORKER), read(STEP), read(SEED)]))
-            return driver(state, batch)
+        def with_numbers(state: Any, batch: Any, numbers: Any) -> Any:
+            tracing.numbers = numbers
+            try:
+                return driver(state, batch)
+            finally:
+                tracing.numbers = None  # for those who look for leaked tracers
 
-        closed, shapes = _jaxpr_of(with_numbers, state, batch, tracing)
-    return tracing, closed, shapes
-
-
-def _jaxpr_of(driver: Callable, state: Any, batch: Any, tracing: DriverTrace) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
-    try:
-        return jax.make_jaxpr(driver, axis_env=AXES, return_shape=True)(state, batch)
-    except AdaptiveError:
-        raise
-    except Exception as error:  # raised by JAX or the driver
-        if isinstance(error, TypeError):  # a shape or a Python branch may depend on a traced value
-            for hint in dict.fromkeys(tracing.hints):
-                error.add_note(hint)
-        told = explained(error, driver)
-        if told is error:
+        try:
+            numbers = jax.ShapeDtypeStruct((3,), np.int32)
+            closed, shapes = jax.make_jaxpr(with_numbers, axis_env=AXES, return_shape=True)(state, batch, numbers)
+        except AdaptiveError:
             raise
-        raise told from error
+        except Exception as error:  # raised by JAX or the driver
+            told = explained(error, driver)
+            if told is error:
+                raise
+            raise told from error
+    return tracing, closed, shapes
 
 
 def _pairings(eqns: Sequence[JaxprEqn]) -> Iterator[Pairing]:

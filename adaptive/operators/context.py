@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jax.interpreters import ad, batching, mlir
@@ -19,7 +20,8 @@ from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.values.jaxprs import Primitive, traced_anew
 
 
-class DriverTrace(NamedTuple):
+@dataclass
+class DriverTrace:
     """The context of one trace of a driver.
 
     Attributes:
@@ -28,22 +30,19 @@ class DriverTrace(NamedTuple):
       must_stay: operators without a result that the driver has called, as (mark in the equation's parameters, name for
         an error if the equation is missing in the graph).
       minibatches: for each call of `ad.minibatches`, how it cuts the batch.
-      numbers: a traced vector of worker, step and seed, for operators in loops (`peer_read.py`). Empty unless an
-        operator asks for it by `wants_numbers`; then the driver is traced again with it.
-      hints: advice to add to a TypeError that the driver raises.
+      mailboxes: the program's mailboxes, on which the driver may publish.
+      numbers: a traced vector of worker, step and seed, for operators in loops (`peer_read.py`).
       sampled: the numbers of examples of the batch for which an operator has computed values of single examples, where
         it leaves out others.
     """
 
     capacity: int
     examples: int
-    must_stay: list[tuple[Any, str]]
-    minibatches: list[Minibatches]
-    mailboxes: Any
-    numbers: list[Any]
-    wants_numbers: list[str]
-    hints: list[str]
-    sampled: set[int]
+    mailboxes: Any = None
+    numbers: Any = None
+    must_stay: list[tuple[Any, str]] = field(default_factory=list)
+    minibatches: list[Minibatches] = field(default_factory=list)
+    sampled: set[int] = field(default_factory=set)
 
 
 class Minibatches(NamedTuple):
@@ -80,12 +79,8 @@ def tracing() -> DriverTrace | None:
 
 @contextmanager
 def trace_as(capacity: int, examples: int, mailboxes: Any = None) -> Iterator[DriverTrace]:
-    """Set the context for tracing a driver, for the duration of the block.
-
-    Args:
-      mailboxes: the program's mailboxes, on which the driver may publish.
-    """
-    trace = DriverTrace(capacity, examples, [], [], mailboxes, [], [], [], set())
+    """Set the context for tracing a driver, for the duration of the block."""
+    trace = DriverTrace(capacity, examples, mailboxes)
     token = _tracing.set(trace)
     try:
         with traced_anew():

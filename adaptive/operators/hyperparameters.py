@@ -15,7 +15,7 @@ import numpy as np
 
 from adaptive.base.errors import DriverError
 from adaptive.base.process.source_lines import at, current_line
-from adaptive.base.values.numbers import reals, truths, wholes, why_not_in
+from adaptive.base.values.numbers import reals, truths
 
 from .operator_state import operator_state
 
@@ -53,22 +53,16 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
             f"hyperparameter{at(current_line())}: the name must be an identifier, the keyword of "
             f"control.set_hyperparameters(…), such as 'lr'; got {name!r}."
         )
-    numbers = truths(value) if reals(value) is None else reals(value)
-    if numbers is None or not np.isfinite(numbers).all():
+    numbers, what = truths(value) if reals(value) is None else reals(value), f"hyperparameter {name!r}"
+    if numbers is None:
         raise DriverError(
-            f"hyperparameter {name!r}{at(current_line())}: its initial value must be a finite number, or an array of "
-            f"them, that is known before the first step; got {value!r}."
+            f"{what}{at(current_line())}: its initial value must be a finite number, or an array of them, that is "
+            f"known before the first step; got {value!r}."
         )
-    first = np.asarray(value)
-    integers = wholes(value) if first.dtype.kind in "iuO" else None
-    if integers is not None:
-        numbers = integers
-    kind = first.dtype if first.dtype != object else float if integers is None else int
-    dtype = jax.dtypes.canonicalize_dtype(kind)
-    why = why_not_in(numbers, dtype)
-    if why:
-        raise DriverError(f"hyperparameter {name!r}{at(current_line())}: its initial value {why}.")
-    return operator_state(_LABEL + name, numbers.astype(dtype), lambda present: (present, present))
+    kind = np.asarray(value).dtype
+    dtype = jax.dtypes.canonicalize_dtype(float if kind == object else kind)
+    first = _checked_for(f"{what}{at(current_line())}: its initial value", numbers, dtype)
+    return operator_state(_LABEL + name, first.astype(dtype), lambda present: (present, present))
 
 
 def name_of(name: str) -> str | None:
@@ -107,19 +101,25 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
     numbers = truths(value) if dtype == np.bool_ else reals(value)
     if numbers is None or numbers.shape != present.shape:
         one = "True or False" if dtype == np.bool_ else "one number"
-        wanted = f"an array of shape {present.shape}" if present.shape else one
-        raise DriverError(f"{what}: {name} must be {wanted}.")
-    integers = wholes(value) if dtype.kind in "iu" else None
-    if integers is not None:
-        numbers = integers
-    elif not np.isfinite(numbers).all():
-        raise DriverError(f"{what}: not finite. Check the value before, by np.isfinite.")
-    elif dtype.kind in "iu":
-        raise DriverError(f"{what}: {name} must be a whole number.")
-    why = why_not_in(numbers, dtype)
-    if why:
-        raise DriverError(f"{what}: {why}.")
-    return numbers.tolist()
+        raise DriverError(f"{what}: {name} must be {f'an array of shape {present.shape}' if present.shape else one}.")
+    return _checked_for(f"{what}: {name}", numbers, dtype).tolist()
+
+
+def _checked_for(what: str, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return numbers of a kind that `dtype` has. Raises a DriverError about `what` if they do not fit it."""
+    if not np.isfinite(numbers).all():
+        raise DriverError(f"{what} is not finite. Check the value before, by np.isfinite.")
+    if dtype.kind not in "iu":
+        with np.errstate(over="ignore"):
+            fits = np.isfinite(numbers.astype(dtype))
+    elif (numbers % 1).any():
+        raise DriverError(f"{what} must be a whole number.")
+    else:
+        fits = (np.iinfo(dtype).min <= numbers) & (numbers <= np.iinfo(dtype).max)
+        numbers = numbers.astype(int)
+    if not fits.all():
+        raise DriverError(f"{what} does not fit into {dtype}.")
+    return numbers
 
 
 def _brief(value: Any) -> str:

@@ -129,12 +129,9 @@ def read_peer(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[ja
             f"{name} outside a program{at(current_line())}: only a program has rounds and mailboxes. Call it in "
             "the driver of an ad.Program."
         )
-    if not trace.numbers:
-        trace.wants_numbers.append(name)  # the driver is then traced again with them
-        return list(vectors)
     nbytes = tuple(v.size * v.dtype.itemsize for v in vectors)
     pairing = Pairing(trace.mailboxes, schedule, nbytes, f"{name}{at(current_line())}")
-    return read_peer_p.bind(trace.numbers[0], *map(jax.lax.stop_gradient, vectors), pairing=pairing)
+    return read_peer_p.bind(trace.numbers, *map(jax.lax.stop_gradient, vectors), pairing=pairing)
 
 
 read_peer_p = Primitive("read_peer")

@@ -71,13 +71,6 @@ def num_workers() -> jax.Array:
       1
     """
     _check_world("ad.num_workers()")
-    trace = tracing()
-    if trace is not None:
-        trace.hints.append(
-            f"ad.num_workers(){at(current_line())} changes from step to step, and is not known while the driver is "
-            "traced. "
-            "For shapes use  ad.capacity(), the number of worker slots."
-        )
     return read(WORKERS)
 
 

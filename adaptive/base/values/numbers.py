@@ -47,42 +47,6 @@ def reals(values: Any) -> np.ndarray | None:
     return array.astype(float) if is_real else None
 
 
-def wholes(values: Any) -> np.ndarray | None:
-    """Return integers as an array of Python integers of the same shape, or `None` if `values` aren't integers."""
-    array = _as_array(values)
-    if array is None:
-        return None
-    each = [whole(value) for value in (array.flat if array.ndim else [array[()]])]
-    found = np.empty(len(each), object)
-    found[:] = each
-    return None if None in each else found.reshape(array.shape)
-
-
-def why_not_in(numbers: np.ndarray, dtype: Any) -> str | None:
-    """Return why a dtype cannot hold finite numbers (too large, or rounded to 0), as text; `None` if it can."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        for number in numbers.flat:
-            if not limits.min <= number <= limits.max:
-                return f"{brief(number)} does not fit into {dtype}, which ranges from {limits.min} to {limits.max}"
-        return None
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return None
-    range_ = jnp.finfo(dtype)
-    most, least = float(range_.max), float(range_.tiny)
-    if least > np.finfo(np.float32).tiny:  # XLA computes in float32, in which this type's subnormals are normal
-        least = float(range_.smallest_subnormal)
-    with np.errstate(over="ignore", under="ignore"):
-        there = numbers.astype(dtype).astype(float)
-    for number, held in zip(numbers.flat, there.flat, strict=True):
-        if not np.isfinite(held):
-            return f"{number:g} would be infinite in {dtype}, whose largest number is {most:.3g}"
-        if number and abs(held) < least:  # XLA flushes subnormal numbers to zero
-            return f"{number:g} would be 0 in {dtype}, whose smallest positive number is {least:.3g}"
-    return None
-
-
 def truths(values: Any) -> np.ndarray | None:
     """Return booleans as a boolean array, or `None` if `values` aren't booleans. Numbers aren't."""
     array = _as_array(values)

@@ -25,21 +25,12 @@ def program_of(hook, *, first=0.5):
     ("values", "message"),
     [
         ({"lrr": 0.1}, "no hyperparameter 'lrr'; it has k, lr"),
-        ({"lr": float("nan")}, "set_hyperparameters(lr=nan): not finite"),
+        ({"lr": float("nan")}, "set_hyperparameters(lr=nan): lr is not finite"),
         ({"lr": [0.1, 0.2]}, "lr must be one number"),
         ({"k": 2.5}, "k must be a whole number"),
         ({}, "set_hyperparameters() without a value"),
-        (
-            {"lr": 1e39},
-            "set_hyperparameters(lr=1e+39): 1e+39 would be infinite in float32, whose largest number is 3.4e+38",
-        ),
-        (
-            {"lr": 1e-50},
-            "set_hyperparameters(lr=1e-50): 1e-50 would be 0 in float32, whose smallest positive number is 1.18e-38",
-        ),
-        ({"k": 10**400}, "does not fit into int32"),
-        ({"k": 3e9}, "3000000000 does not fit into int32"),
-        ({"k": float("inf")}, "set_hyperparameters(k=inf): not finite"),
+        ({"lr": 1e39}, "set_hyperparameters(lr=1e+39): lr does not fit into float32"),
+        ({"k": 3e9}, "k does not fit into int32"),
     ],
 )
 def test_impossible_values_are_refused_with_the_hooks_line(values, message):
@@ -68,17 +59,9 @@ def test_invalid_hyperparameters_are_refused_when_the_program_is_built(name, val
         ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4)
 
 
-@pytest.mark.parametrize(
-    ("first", "message"),
-    [
-        (jnp.float32(1e-40), "9.99995e-41 would be 0 in float32"),
-        (2**31, "2147483648 does not fit into int32"),
-        ([1, 2**70], "1180591620717411303424 does not fit into int32"),
-    ],
-)
-def test_a_first_value_that_its_type_cannot_hold_is_refused(first, message):
-    with pytest.raises(ad.DriverError, match=rf"hyperparameter 'lr' \(test_hyper.*: its initial value {message}"):
-        ad.hyperparameter("lr", first)
+def test_a_first_value_that_its_type_cannot_hold_is_refused():
+    with pytest.raises(ad.DriverError, match=r"'lr' \(test_hyper.*: its initial value does not fit into int32"):
+        ad.hyperparameter("lr", 2**31)
 
 
 def test_an_integer_hyperparameter_takes_integers_only():
