@@ -130,15 +130,9 @@ def _round(total: int, ideal: np.ndarray, lower: np.ndarray, upper: np.ndarray, 
             fits = (sizes + step >= lower) & (sizes + step <= upper)
         # A remainder smaller than a quantum goes to the largest size, where it changes least.
         need = (ideal - sizes) * np.sign(step) if abs(step) == quantum else ideal
-        sizes[_largest(np.where(fits, need, -np.inf), min(left // step, int(np.count_nonzero(fits))))] += step
+        neediest = np.argsort(np.where(fits, -need, np.inf), kind="stable")
+        sizes[neediest[: min(left // step, int(np.count_nonzero(fits)))]] += step
     return sizes
-
-
-def _largest(values: np.ndarray, number: int) -> np.ndarray:
-    """Return the indices of the largest values; of equal ones, the first."""
-    least = np.partition(values, -number)[-number]
-    above, equals = np.flatnonzero(values > least), np.flatnonzero(values == least)
-    return np.concatenate([above, equals[: number - len(above)]])
 
 
 def equal(global_batch: int, limits: Limits) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding
 from .channel import Arrived, BlockingChannel, Channel, PartSpec, SentMessage
 from .errors import WorkerCountError
 from .local_mesh import LocalMesh
-from .mailbox import LocalMailbox, Mailbox
+from .mailbox import Mailbox
 from .reductions import Reduction
 from .worker_mesh import WorkerMesh
 
@@ -61,35 +61,29 @@ class World:
     The defaults are those of one process whose workers neither join nor leave. A world of one process sets `capacity`,
     `workers` and `devices`, and overrides `channel` or `exchange`.
 
-    A collective completes on all processes or on none, even if processes are lost during it. Every collective has a
-    description (`about=`), equal on all processes. If descriptions differ, or processes are in different collectives,
-    all processes raise DisagreementError before anything is sent. `more` is shown in that error, but not compared.
-
-    Membership changes only inside collectives, at the same point on all processes.
+    A collective completes on all processes or on none, even if processes are lost during it. Its description (`about=`)
+    is equal on all processes; if descriptions differ, or processes are in different collectives, all raise
+    DisagreementError before anything is sent. `more` is shown in that error, but not compared. Membership changes only
+    inside collectives, at the same point on all processes.
 
     Attributes:
-      rank: this process's rank among the connected processes, 0 … processes-1. Local.
+      rank: this process's rank among the connected processes. Local.
       processes: number of connected processes. Replicated.
-      capacity: number of worker slots over all processes: the maximum number of workers. Constant. Replicated.
+      capacity: number of worker slots over all processes. Constant. Replicated.
       workers: the worker slots that this process carries. Local.
-      devices: the device of each of this process's workers, in the order of `workers`. Local.
-      local_mesh: the mesh of devices on which a worker of this process computes, of which `devices` has the first one;
-        `None` if each worker computes on one device. Local.
+      devices: the device of each of `workers`; of a worker on a mesh, the first. Local.
+      local_mesh: the mesh on which a worker of this process computes; `None` for one device each. Local.
       generation: number of changes of membership so far. Replicated.
       losses: the processes lost so far, in order. Replicated.
-      unowned_slots: the empty slots that no connected process carries: rank 0 sends neutral values for them.
-        Replicated.
+      unowned_slots: empty slots that no connected process carries: rank 0 sends neutral values for them. Replicated.
       respawn: whether workers that are lost, or leave upon a signal, are replaced. Replicated.
       spawns: whether processes may be spawned to join. Replicated.
-      survives: whether the other processes continue when some are lost or leave for good. Replicated.
-      in_reserve: whether this process carries no worker and is in reserve (`wait`). Local.
-      run_under_way: whether a run is under way, during which processes in reserve take no part in collectives.
-        Replicated.
+      survives: whether others continue when processes are lost or leave for good. Replicated.
+      in_reserve: whether this process is in reserve (`wait`). Local.
+      run_under_way: whether processes in reserve take no part in collectives now. Replicated.
       needs_state_transfer: whether joined processes still lack the state of the others (`transfer_state`). Replicated.
-      build_digests: digests of the running program by name, if `spawns`: a joining process must have built an equal
-        one.
-      hang_timeout: seconds for which a process may keep the others waiting before it is reported as stuck. 0: no limit.
-        Replicated.
+      build_digests: if `spawns`, digests of the running program by name, which a joining process's must equal.
+      hang_timeout: seconds until a process that keeps others waiting is reported as stuck; 0: no limit. Replicated.
       waited: total seconds that this process has waited for others to enter collectives. Local.
     """
 
@@ -110,13 +104,12 @@ class World:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def channel(self, parts: Sequence[PartSpec], status: int, name: Hashable = 0) -> Channel:
-        """Return a channel for messages of one layout. Does not communicate.
-
-        A channel owns the receive buffers of its messages. It lasts as long as the world, also when members change.
+        """Return a channel for messages of one layout, with receive buffers of its own. Does not communicate. Lasts as
+        long as the world, also when members change.
 
         Args:
-          parts: shape, dtype and reduction of each part. Part 0 is one-dimensional, floating, and summed.
-          status: number of elements that each *process* adds to a message: see `SentMessage`. 0 for none.
+          parts: part 0 is one-dimensional, floating, and summed.
+          status: number of elements that each *process* adds to a message: see `SentMessage`.
           name: identifies the message among those of a program.
 
         Raises:
@@ -161,10 +154,7 @@ class World:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The occupied worker slots, in order; at least one. Replicated.
-
-        Messages have room for every slot; the content of an empty one changes no result.
-        """
+        """The occupied worker slots, in order; at least one. Replicated."""
         return tuple(range(self.capacity))
 
     @property
@@ -199,16 +189,11 @@ class World:
         return len(self.members)
 
     def nearest(self, workers: int) -> int:
-        """Return the available number of workers nearest to a requested one: between `least` and `most`, and of whole
-        processes. Replicated.
-        """
+        """Return the available number of workers, of whole processes, nearest to a requested one. Replicated."""
         return self.least
 
     def request_workers(self, workers: int) -> None:
-        """Start to prepare joining workers, for `workers` members in all. Does not block. Replicated.
-
-        A later call replaces an earlier one.
-        """
+        """Prepare joining workers, for `workers` members in all, in place of earlier calls. Does not block. Replicated."""
         self.change(workers)
 
     def poll_ready(self) -> int:
@@ -219,8 +204,7 @@ class World:
         """Change the number of members between two steps. Collective. `generation` grows if any member changes.
 
         Args:
-          workers: the new number. The workers in the highest slots leave for the reserve, or ready workers join, in the
-            lowest free slots.
+          workers: the new number. Those in the highest slots leave for the reserve, or ready ones join in the lowest.
           leaving: slots whose workers leave first, for good. Only whole processes leave.
 
         Raises:
@@ -254,8 +238,8 @@ class World:
         """Send the state of the running program to joining processes. Collective.
 
         Args:
-          make: called on one process that has the state; returns it.
-          room: called on joining processes; returns the receive buffers: arrays of the state's shapes and dtypes.
+          make: returns the state; called on one process that has it.
+          room: returns receive buffers of the state's shapes and dtypes; called on joining processes.
 
         Returns:
           The state on joining processes; `None` on the others.
@@ -273,22 +257,18 @@ class World:
     def run_on_mesh(
         self, program: Callable[[np.ndarray], T], status: np.ndarray, about: str = "", more: str = "", layout: str = ""
     ) -> T:
-        """Call `program` once every process has made this call, and return its result. Needs a `worker_mesh`.
-
-        No other collective of this process runs at the same time: two programs with collectives, dispatched by two
-        threads, could start in different orders on two devices and deadlock.
+        """Call `program` once every process has made this call, and return its result. Needs a `worker_mesh`. No other
+        collective of this process runs at the same time: started in different orders on two devices, they deadlock.
 
         Args:
           program: dispatches a program over the mesh; with several processes, waits for its results. Its argument is
             the status, summed over all processes; replicated.
           status: what this process adds to that sum; floating, one-dimensional, of one length on all processes.
-          about, more: see `World`.
-          layout: further description, equal on all processes.
+          about, more, layout: see `World`; `layout` is a further description.
 
         Raises:
           DisagreementError: the processes' calls differ. On every process, before any has called `program`.
-          WorkerError: a process has called `fail`, on every other process, before any has called `program`; or a
-            process was lost, also while the programs ran.
+          WorkerError: a process has called `fail`, before any has called `program`; or a process was lost.
           CollectiveError: the world is closed.
         """
         raise NotImplementedError
@@ -305,12 +285,10 @@ class World:
           about: see `World`.
           instead_of: an earlier mailbox that this one replaces; it is closed.
         """
-        return LocalMailbox()
+        return Mailbox()
 
     def checkpoint_saved(self, step: int) -> None:
-        """Report that a checkpoint of this step is on the disk, to a launcher that must know whether the run makes
-        progress. Called by one process, in any thread.
-        """
+        """Tell the launcher that a checkpoint of this step is on the disk. Called by one process, in any thread."""
 
 
 def retry_on_members_changed(exchange: Callable[[], Arrived]) -> Arrived:

@@ -147,14 +147,7 @@ class Plan:
 
     def sent_at(self, level: int) -> tuple[int, ...]:
         """Return the numbers of one level's messages."""
-        return self._sent[level] if level < self.levels else ()
-
-    @cached_property
-    def _sent(self) -> list[tuple[int, ...]]:
-        """Numbers of messages, by level."""
-        return [
-            tuple(number for number, m in enumerate(self.messages) if m.level == level) for level in range(self.levels)
-        ]
+        return tuple(number for number, m in enumerate(self.messages) if m.level == level)
 
     @cached_property
     def changed_state(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -128,74 +128,46 @@ def _check_state(flow: Flow) -> None:
     raise ReplicationError(
         f"the new state can differ between workers: {names}{at(trail.made)} comes from {trail.cause}, and no "
         "collective stands between.\nEach worker would train a model of its own. "
-        + (trail.advice or _what_to_reduce(flow, graph.state_names[narrow[0]], first))
+        + (trail.advice or _advice(flow, graph.state_names[narrow[0]], first))
     )
 
 
-def _what_to_reduce(flow: Flow, name: str, new: Atom) -> str:
+def _advice(flow: Flow, name: str, new: Atom) -> str:
     """Return advice for a leaf of the state: reduce the gradients, or this leaf if others depend on reduced values."""
-    own = (
-        f"If {name} belongs to each worker, as the state of an environment, or of a recurrent net between batches:\n"
-        f"    ad.Program(..., per_worker_state=lambda state: {name})\n"
-    )
-    if _any_upstream(flow, new, lambda eqn: eqn.primitive is collective_p):
+    graph = flow.graph
+    local = {v for v in graph.upstream([new], lambda v: flow.scope_of([v]) == Scope.ALL) if flow.scope_of([v])}
+    if any(graph.producer[v].primitive is collective_p for v in local if v in graph.producer):
         return (
             f"If that is meant, as in model averaging, say which part of the state belongs to each worker:\n"
             f"    ad.Program(..., per_worker_state=lambda state: {name})        or strategy.per_worker_state\n"
             "Otherwise average over all workers:\n"
             "    grads = comm.all_reduce(grads)"
         )
-    if flow.level_of([new]):
-        if _any_upstream(flow, new, _tests_for_finite):
-            return f"{name} depends on reduced values and on whether this worker's values are finite. {_FINITE}"
-        return f"{name} depends on reduced values, and on this worker's own. {_MEASURE}{own}".rstrip()
-    if not any(flow.level_of([leaf]) for leaf in flow.graph.new_state):
+    if not any(flow.level_of([leaf]) for leaf in graph.new_state):
         return "Reduce the gradients first:\n    grads = comm.all_reduce(grads)"
-    first, second = (own, _MEASURE) if new.aval.shape else (_MEASURE, own)
-    return (
-        f"The gradients may be reduced, but {name} is computed from the examples of one microbatch. {first}{second}"
-        + _RUNNING
-    )
-
-
-_MEASURE = """If a rule of the optimizer reads the loss or another measure of the batch, such as value= of \
-optax.contrib.reduce_on_plateau, reduce that before:
-    loss, grads = comm.all_reduce((loss, grads))
-"""
-
-_FINITE = """Use the reduced gradients, which are the same on all workers:
-    grads = comm.all_reduce(grads)
-    finite = jnp.isfinite(optax.global_norm(grads))
-flax's DynamicScale does so by  dynamic_scale.value_and_grad(loss_fn, axis_name="workers")  (docs/models.md)."""
-
-_RUNNING = """If it is a running average of batch normalization, compute its statistics over all examples of the step:
+    return f"""The gradients may be reduced, but {name} is computed from values of one worker. If it is
+  a running average of batch normalization, compute its statistics over all examples of the step:
     BatchNorm(..., axis_name="workers")        see docs/models.md
     eqx.nn.BatchNorm(..., axis_name=("batch", "workers"))        see docs/port.md
-If it is a loss scale, change it by the reduced gradients and not by one worker's (docs/models.md). \
+  a loss scale, change it by the reduced gradients:
+    dynamic_scale.value_and_grad(loss_fn, axis_name="workers")        see docs/models.md
+  the state of a rule that reads the loss, such as value= of optax.contrib.reduce_on_plateau, reduce that before:
+    loss, grads = comm.all_reduce((loss, grads))
+  each worker's own, as the state of an environment, or of a recurrent net between batches:
+    ad.Program(..., per_worker_state=lambda state: {name})
 Otherwise reduce it:
     new = comm.all_reduce(new)        for integers op="max", "min" or "sum", instead"""
 
 
-def _any_upstream(flow: Flow, new: Atom, matches: Callable[[JaxprEqn], bool]) -> bool:
-    """Return whether `matches` holds for an equation that makes `new` local, or for one that leads to it."""
-    graph = flow.graph
-    reached = graph.upstream([new], lambda var: flow.scope_of([var]) == Scope.ALL)
-    return any(matches(graph.producer[v]) for v in reached if flow.scope_of([v]) > Scope.ALL and v in graph.producer)
-
-
-def _tests_for_finite(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "is_finite" or (eqn.primitive.name == "ne" and eqn.invars[0] is eqn.invars[1])
-
-
 def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
     hook: Hook = eqn.params["hook"]
-    for position, atom in enumerate(eqn.invars):
+    for name, atom in zip(hook.leaf_names, eqn.invars, strict=True):
         if flow.scope_of([atom]) == Scope.ALL:
             continue
         trail = Trail(flow, atom)
         raise ReplicationError(
             f"hook {hook.name!r}{at(line_of(eqn.source_info))} reads a value that can differ between "
-            f"workers: its {_leaf_path(hook, position)}, which comes from {trail.cause}.\n"
+            f"workers: its {name}, which comes from {trail.cause}.\n"
             "One worker could then rescale while another does not. "
             + (
                 trail.advice
@@ -220,15 +192,6 @@ def _measured(flow: Flow, atom: Atom) -> frozenset[str]:
     if any(origin.kind not in ("source", "const") for origin in origins):
         return frozenset()
     return frozenset(str(origin.index) for origin in origins if origin.kind == "source")
-
-
-def _leaf_path(hook: Hook, position: int) -> str:
-    """Return the name of a leaf of a hook's values: "2nd value (.scale)"."""
-    tree = jax.tree.unflatten(hook.tree, range(hook.tree.num_leaves))
-    path = jax.tree_util.tree_leaves_with_path(tree)[position][0]
-    nth = {0: "1st", 1: "2nd", 2: "3rd"}.get(path[0].idx, f"{path[0].idx + 1}th")
-    rest = jax.tree_util.keystr(path[1:])
-    return f"{nth} value" + (f" ({rest})" if rest else "")
 
 
 def _narrowest(flow: Flow, atoms: Sequence[Atom]) -> Atom:

@@ -67,7 +67,10 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     ops: list[Reduction] = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
 
     def exchange() -> Arrived:
-        _check_there(how, world.members)
+        missing = [slot for slot in how.needed if slot not in world.members]
+        if missing:
+            where = f"outside a program{at(current_line())}"
+            raise CollectiveError(f"{how.about} {where}: worker slot {missing[0]} has no worker.")
         parts = _parts(how, values, weight, world)
         return world.exchange(SentMessage(parts, np.zeros(1, np.float32), about), ops)
 
@@ -96,14 +99,6 @@ def _parts(how: Collective, values: Sequence[jax.Array], weight: Any, world: Wor
         row = [jnp.zeros(1), *weights, *sent]
         parts.append([jax.device_put(p, target) for p in row])
     return parts
-
-
-def _check_there(how: Collective, members: Sequence[int]) -> None:
-    missing = [slot for slot in how.needed if slot not in members]
-    if missing:
-        raise CollectiveError(
-            f"{how.about} outside a program{at(current_line())}: worker slot {missing[0]} has no worker."
-        )
 
 
 def _check_weight(total: jax.Array) -> None:

@@ -60,7 +60,7 @@ def hyperparameter(name: str, value: Any) -> jax.Array:
             f"known before the first step; got {value!r}."
         )
     kind = np.asarray(value).dtype
-    dtype = jax.dtypes.canonicalize_dtype(float if kind == object else kind)
+    dtype = jax.dtypes.canonicalize_dtype(float if kind.kind == "O" else kind)
     first = _checked_for(f"{what}{at(current_line())}: its initial value", numbers, dtype)
     return operator_state(_LABEL + name, first.astype(dtype), lambda present: (present, present))
 

@@ -50,17 +50,6 @@ def test_loggers_run_once_per_step_and_worker_or_per_microbatch():
     assert len(log) == 2 * (1 + 2 + 1) * per_step
 
 
-def test_debug_prints_run(capfd):
-    def driver(state, batch):
-        new = sgd(state, batch)
-        jax.debug.print("before {}", ad.step_number())
-        jax.debug.print("after {}", new.shape[0] + 0 * new[0])
-        return new, {}
-
-    run(driver, steps=1, workers=1)
-    assert sorted(capfd.readouterr().out.split("\n")) == ["", "after 3.0", "before 0"]
-
-
 def test_ordered_effects_keep_their_order():
     log = []
 
@@ -88,21 +77,6 @@ def test_an_effect_makes_its_operands_travel():
 
     run(driver, steps=1)
     assert len(set(seen)) == 1
-
-
-def test_effects_in_a_loop_run():
-    seen = []
-
-    def driver(state, batch):
-        def body(carry, y):
-            io_callback(lambda v: seen.append(float(v)), None, y)
-            return carry + y, None
-
-        jax.lax.scan(body, 0.0, batch["y"])
-        return sgd(state, batch), {}
-
-    run(driver, steps=1)
-    assert len(seen) == 12
 
 
 def test_scratch_memory_within_a_loop_is_no_effect():

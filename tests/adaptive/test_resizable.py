@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -100,24 +99,3 @@ def test_a_checkpoint_brings_its_own_sizes():
     assert after.metrics["loss"] == pytest.approx(float(expected), rel=1e-6)
     assert after.kernels == before.kernels + 2
     assert after.waited_seconds > before.waited_seconds
-
-
-def test_literals_of_the_batch_size_are_those_of_the_microbatch():
-    """Workers' sizes differ, however long they last."""
-
-    def driver(state, batch):
-        return sgd(state, batch)[0] / len(batch["y"]), {}
-
-    with pytest.raises(ad.ReplicationError, match="a number of the batch's shape"):
-        build(driver, shares=(8, 4))
-
-
-def test_local_batches_that_cannot_be_split_stay_as_they_are_too():
-    def driver(state, batch):
-        rows = comm.all_gather(jnp.sort(batch["y"]))
-        return sgd(state, batch)[0], {"least": rows.min()}
-
-    with build(driver) as program:
-        program.step()
-        with pytest.raises(ad.BatchSizeError, match="sends a row for each example of the whole local batch"):
-            program.rescale(global_batch=24)

@@ -13,7 +13,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.mailbox import LocalMailbox
+from adaptive.base.mailbox import Mailbox
 from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss
@@ -112,7 +112,7 @@ def test_derivatives_treat_published_values_as_constants():
 
 def test_rounds_restart():
     """Values of another round, or of before a restore, are missing."""
-    mailbox = LocalMailbox()
+    mailbox = Mailbox()
     mailbox.publish(0, 7, [np.ones(2)])
     assert mailbox.look(0, 1, 7) is not None
     assert mailbox.look(0, 1, 8) is None
@@ -236,7 +236,7 @@ def test_worlds_without_a_board():
 
 
 def test_a_copy_is_consistent_during_writes():
-    mailbox, over, failed = LocalMailbox(), threading.Event(), []
+    mailbox, over, failed = Mailbox(), threading.Event(), []
 
     def write():
         number = 0

@@ -14,8 +14,7 @@ from typing import Any
 
 from adaptive.base.values.jaxprs import current_source, frames_of
 
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
+_INSTALLED = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen")
 _FRAME = re.compile(r"^(?P<file>.*?):(?P<line>\d+)(?::\d+)? \(.*\)$")
 
 
@@ -38,8 +37,6 @@ def name_line(file: str, line: object) -> str:
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
     if named:
         return f"cell {named[1]}, line {line}"
-    if _CELL.search(file):
-        return f"notebook cell, line {line}"
     return f"{os.path.basename(file)}:{line}"
 
 

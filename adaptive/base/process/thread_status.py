@@ -7,14 +7,12 @@ and collects the texts.
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from .source_lines import library_folders, name_line
+from .source_lines import is_library, name_line
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,15 +80,7 @@ def thread_status_of(frame: FrameType | None) -> ThreadStatus:
             words.setdefault(_words[code])
             compiles |= code in _compiling
             exchanges |= code in _exchanging
-        if not line and not code.co_filename.startswith(_not_the_users()):
+        if not line and not is_library(code.co_filename):
             line = name_line(code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return ThreadStatus(tuple(words), line, compiles, exchanges)
-
-
-@lru_cache(maxsize=1)
-def _not_the_users() -> tuple[str, ...]:
-    """Return the path prefixes of files that aren't the user's: this library, Python and installed packages."""
-    paths = sysconfig.get_paths()
-    folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*library_folders(), *(os.path.join(folder, "") for folder in folders), "<frozen")

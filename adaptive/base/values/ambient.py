@@ -7,10 +7,10 @@ kept and entered again. The library's own work runs without the debug checks tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -18,51 +18,41 @@ import jax
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Settings that decide what a driver is traced and compiled to, and how wide its data are.
-_SETTINGS: dict[str, Callable[[Any], AbstractContextManager]] = {
-    "jax_enable_x64": jax.enable_x64,
-    "jax_default_matmul_precision": jax.default_matmul_precision,
-    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
-    "jax_numpy_rank_promotion": jax.numpy_rank_promotion,
-    "jax_default_prng_impl": jax.default_prng_impl,
-    "jax_enable_custom_prng": jax.enable_custom_prng,
-    "jax_legacy_prng_key": jax.legacy_prng_key,
-    "jax_threefry_partitionable": jax.threefry_partitionable,
-    "jax_softmax_custom_jvp": jax.softmax_custom_jvp,
-    "jax_debug_key_reuse": jax.debug_key_reuse,
-}
-
+# Settings that decide what a driver is traced and compiled to, and how wide its data are. Of each, `jax.config` has the
+# value, under this name after "jax_", and `jax` the context manager.
+_SETTINGS = (
+    *("enable_x64", "default_matmul_precision", "numpy_dtype_promotion", "numpy_rank_promotion", "default_prng_impl"),
+    *("enable_custom_prng", "legacy_prng_key", "threefry_partitionable", "softmax_custom_jvp", "debug_key_reuse"),
+)
 # Debug checks of JAX, with the value of each while the library's own code runs: segments are compiled ahead of time for
 # one device and take arrays of the host, and unknown seconds are NaN, so the checks would fail.
-_DEBUG_CHECKS: dict[str, tuple[Any, Callable[[Any], AbstractContextManager]]] = {
-    "jax_disable_jit": (False, jax.disable_jit),
-    "jax_debug_nans": (False, jax.debug_nans),
-    "jax_debug_infs": (False, jax.debug_infs),
-    "jax_transfer_guard": ("allow", jax.transfer_guard),
-    "jax_transfer_guard_host_to_device": ("allow", jax.transfer_guard_host_to_device),
-    "jax_transfer_guard_device_to_host": ("allow", jax.transfer_guard_device_to_host),
-    "jax_transfer_guard_device_to_device": ("allow", jax.transfer_guard_device_to_device),
+_NO_DEBUG_CHECKS = {
+    **dict.fromkeys(("disable_jit", "debug_nans", "debug_infs"), False),
+    **{f"transfer_guard{to}": "allow" for to in ("", "_host_to_device", "_device_to_host", "_device_to_device")},
 }
+
+
+def _current(name: str) -> Any:
+    return getattr(jax.config, f"jax_{name}")
+
+
+@contextmanager
+def _applied(settings: Mapping[str, Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            if _current(name) != value:
+                stack.enter_context(getattr(jax, name)(value))
+        yield
 
 
 def current_settings() -> Callable[[], AbstractContextManager[None]]:
     """Return a context manager that applies this thread's current settings to the thread that enters it."""
-    wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
-
-    @contextmanager
-    def there() -> Iterator[None]:
-        with ExitStack() as stack:
-            for name, value in wanted.items():
-                if getattr(jax.config, name) != value:
-                    stack.enter_context(_SETTINGS[name](value))
-            yield
-
-    return there
+    return partial(_applied, {name: _current(name) for name in _SETTINGS})
 
 
 def describe_settings() -> dict[str, str]:
     """Return the settings of this thread that affect what a driver computes, as text by name."""
-    return {name: repr(getattr(jax.config, name)) for name in _SETTINGS}
+    return {f"jax_{name}": repr(_current(name)) for name in _SETTINGS}
 
 
 class AmbientContext:
@@ -122,16 +112,14 @@ def without_debug_checks(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _has_debug_checks() -> bool:
-    asked = any(getattr(jax.config, name) not in (None, wanted) for name, (wanted, _) in _DEBUG_CHECKS.items())
+    asked = any(_current(name) not in (None, without) for name, without in _NO_DEBUG_CHECKS.items())
     return asked or not jax.sharding.get_abstract_mesh().empty
 
 
 @contextmanager
 def _without_debug_checks() -> Iterator[None]:
     with ExitStack() as stack:
-        for name, (wanted, setting) in _DEBUG_CHECKS.items():
-            if getattr(jax.config, name) not in (None, wanted):
-                stack.enter_context(setting(wanted))
+        stack.enter_context(_applied(_NO_DEBUG_CHECKS))
         if not jax.sharding.get_abstract_mesh().empty:
             stack.enter_context(jax.set_mesh(None))
         yield

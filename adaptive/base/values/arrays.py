@@ -176,25 +176,17 @@ def _unmasked(array: np.ma.MaskedArray) -> np.ndarray:
 
 def _no_numbers(array: np.ndarray) -> NotAnArrayError:
     """Return the error for an array that doesn't hold numbers."""
-    if array.dtype.names:
-        return NotAnArrayError(
-            f"is a structured array. Pass its fields:  {{name: x[name] for name in {list(array.dtype.names)}}}"
-        )
-    if array.dtype.kind in "fc":  # longdouble
-        return NotAnArrayError(f"holds {array.dtype}, which JAX does not have. Pass x.astype(np.float64).")
     if array.dtype.kind != "O":
         what = _KINDS.get(array.dtype.kind, f"elements of {array.dtype}")
-        return NotAnArrayError(f"holds {what}; it must be an array of numbers.")
-    elements = list(np.ndenumerate(array))
-    for index, element in elements:
+        return NotAnArrayError(f"holds {what}, which JAX does not have; it must be an array of numbers.")
+    for index, element in np.ndenumerate(array):
         if isinstance(element, str | bytes):
             return NotAnArrayError(f"holds {'text' if isinstance(element, str) else 'bytes'}, {element!r:.40}.", index)
-    for index, element in elements:
         if element is None:
             return NotAnArrayError(f"holds None. {GIVE_A_MASK}", index)
-    element = elements[0][1] if elements else None
-    what = type(element).__name__
-    if isinstance(element, np.ndarray | list | tuple):
+    first = next(array.flat, None)
+    what = type(first).__name__
+    if isinstance(first, np.ndarray | list | tuple):
         return NotAnArrayError(
             f"holds Python objects, as arrays of different lengths are ({what}). {PAD_THEM} If all have one shape, "
             "np.stack(x)."

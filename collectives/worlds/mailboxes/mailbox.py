@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from adaptive.base.mailbox import Vectors
+from adaptive.base.mailbox import Mailbox, Vectors
 from collectives.worlds.transport.operations import Operation
 from collectives.worlds.transport.process_group import Process
 
@@ -47,7 +47,7 @@ class CreateMailbox(Operation):
             made.ask(comm.allgather(made.serve()))
 
 
-class ProcessMailbox:
+class ProcessMailbox(Mailbox):
     """A mailbox with a place for each worker in the memory of its process: see `Mailbox`.
 
     Args:

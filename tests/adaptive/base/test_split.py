@@ -22,8 +22,9 @@ def problems(draw):
     shares = draw(st.lists(share, min_size=n, max_size=n).filter(any))
     there = [w for w in range(n) if shares[w] > 0]
     total = draw(st.integers(sum(lower[w] for w in there), sum(upper[w] for w in there)))
-    quantum = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16]))
-    return total, shares, Limits(tuple(lower), tuple(upper), quantum)
+    quantum, unit = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16])), draw(st.sampled_from([1, 1, 2, 3, 8]))
+    bounds = (tuple(unit * bound for bound in side) for side in (lower, upper))
+    return unit * total, shares, Limits(*bounds, unit * quantum, unit)
 
 
 @given(problems())
@@ -33,7 +34,7 @@ def test_a_split_sums_up_and_keeps_its_limits(problem):
     assert sum(sizes) == total
     limits = limits.of([share > 0 for share in shares])  # none for a share of 0, and some for any other
     assert all(low <= s <= up for low, s, up in zip(limits.lower, sizes, limits.upper, strict=True))
-    assert all(type(s) is int for s in sizes)
+    assert all(type(s) is int and s % limits.multiple == 0 for s in sizes)
     assert split(total, shares, limits) == sizes
 
 
@@ -42,7 +43,7 @@ def test_a_feasible_split_is_unchanged(problem):
     total, shares, limits = problem
     sizes = split(total, shares, limits)
     assert split(total, sizes, limits) == sizes
-    assert split(total, [float(s) for s in sizes], limits._replace(quantum=16)) == sizes
+    assert split(total, [float(s) for s in sizes], limits._replace(quantum=48)) == sizes
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6), st.integers(6, 4000), st.sampled_from([0, 1, 10**6]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import adaptive as ad
+import collectives as comm
 from adaptive.base.world import Loss, MembersChanged, retry_on_members_changed
 
 
@@ -17,6 +19,14 @@ from adaptive.base.world import Loss, MembersChanged, retry_on_members_changed
 )
 def test_a_loss_names_workers_process_and_host(workers, seconds, text):
     assert str(Loss(workers, "rank 2", "message 1", seconds)) == text
+
+
+@pytest.mark.parametrize(("workers", "leaving"), [(2, ()), (1, (0,))])
+def test_members_of_a_fixed_world_neither_join_nor_leave(workers, leaving):
+    world = comm.SoloWorld()
+    world.change(1)  # as many as there are
+    with pytest.raises(ad.WorkerCountError, match="neither join nor leave"):
+        world.change(workers, leaving)
 
 
 def test_an_exchange_is_repeated_until_no_member_is_lost_in_it():

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.graph.closures import variables_of
-from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, planner
 
 W = jnp.zeros(FEATURES)
@@ -83,17 +81,3 @@ def test_a_hook_may_record_into_a_dict_while_the_driver_is_traced():
             plan.begin(8)
             for examples in range(1, 8):
                 plan(examples)
-
-
-def test_a_hook_may_ask_for_its_rank():
-    """What changes in a world while a driver is traced is not the driver's."""
-    world = LocalWorld(2)
-
-    def driver(state, batch):
-        world.looks = len(batch["y"])  # stands for what a thread of the world writes
-        mean = comm.all_reduce(batch["y"].mean())
-        ctrl.hook(lambda control, mean: print(mean) if world.rank == 0 else None, mean)
-        return state + mean, {}
-
-    with ad.Program(driver, jnp.zeros(()), {"y": np.arange(48.0)}, global_batch=24, world=world) as program:
-        program.step()

@@ -7,7 +7,6 @@ import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import adaptive as ad
@@ -126,17 +125,6 @@ def test_a_driver_may_keep_what_is_not_traced():
     assert trainer.log
 
 
-def test_a_hook_that_captures_a_traced_value_is_refused():
-    def driver(state, batch):
-        kept = {"loss": [mean(batch)]}
-        ctrl.hook(lambda control: control.rescale(global_batch=float(kept["loss"][0])), name="grow")
-        return state + mean(batch), {}
-
-    with pytest.raises(ad.DriverError, match="hook 'grow' closes over a traced value: kept, which <lambda>") as caught:
-        planner(driver, W).begin(8)
-    assert "Pass it as a value of the hook" in str(caught.value)
-
-
 def test_so_is_a_callback_and_a_policy():
     def with_a_callback(state, batch):
         loss = mean(batch)
@@ -151,12 +139,3 @@ def test_so_is_a_callback_and_a_policy():
     for driver in (with_a_callback, with_a_policy):
         with pytest.raises(ad.DriverError, match="closes over a traced value: loss"):
             planner(driver, W).begin(8)
-
-
-def test_a_captured_value_of_one_trace_that_is_known_is_fine():
-    def driver(state, batch):
-        limit = np.float32(3)
-        ctrl.hook(lambda control, value: control.stop() if value > limit else None, mean(batch))
-        return state + mean(batch), {}
-
-    planner(driver, W).begin(8)

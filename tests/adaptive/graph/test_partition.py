@@ -12,7 +12,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import Source, read
-from tests.adaptive.drivers import FEATURES, mean_loss, planned, planner, pointed_at
+from tests.adaptive.drivers import FEATURES, mean_loss, planned, pointed_at
 
 W = jnp.zeros(FEATURES)
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -116,22 +116,6 @@ def test_a_free_collective_waits_for_its_values_and_not_for_its_weight():
     plan = planned(driver, 0.0)
     assert levels(plan) == {"microbatches": [0], "prologues": [], "messages": 1}
     assert len(plan.messages[0]) == 1
-
-
-def test_unused_values_are_not_sent():
-    def driver(state, batch):
-        comm.all_reduce(batch["x"])
-        mon = comm.all_reduce(batch["y"].mean())
-        del mon
-        return state - comm.all_reduce(grad(state, batch)), {}
-
-    assert [c.value.aval.shape for m in planned(driver, W).messages for c in m] == [(FEATURES,)]
-
-
-def test_a_driver_without_collectives_has_one_segment():
-    plan = planned(lambda s, b: (s + ad.step_number(), {"n": ad.global_batch()}), 0)
-    assert levels(plan) == {"microbatches": [], "prologues": [], "messages": 0}
-    assert plan.splittable
 
 
 def test_unchanged_state_is_passed_through():
@@ -311,13 +295,3 @@ def test_a_second_message_that_no_batch_goes_into_is_written_once():
 
 
 # --- another size -----------------------------------------------------------------------------------------------------
-
-
-def test_a_driver_that_communicates_otherwise_for_another_size_is_refused():
-    def if_large(state, batch):
-        grads = grad(state, batch)
-        extra = {"big": comm.all_reduce(grads.sum())} if batch["y"].shape[0] > 5 else {}
-        return state - comm.all_reduce(grads), extra
-
-    with pytest.raises(ad.DriverError, match=r"driver .if_large.* is another program for 4 examples than f"):
-        planner(if_large, W).begin(8)

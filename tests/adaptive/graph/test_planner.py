@@ -6,7 +6,6 @@ import contextvars
 import threading
 from contextlib import ExitStack
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +18,8 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.graph.expressions import Expressions, sized
-from adaptive.graph.planner import Planner
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import FEATURES, batch_of, make_data, mean_loss, planner, pointed_at, traced
+from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planner, pointed_at, traced
 
 W = jnp.zeros(FEATURES)
 grad = jax.grad(mean_loss)
@@ -46,16 +44,6 @@ def test_batch_size_literals_are_distinguished_from_constants():
         return state, {"n": len(batch["y"]), "eight": 8, "half": len(batch["y"]) / 2, "four": 4.0}
 
     assert numbers_of(driver) == [4.0, 8]
-
-
-def test_a_number_that_only_a_third_size_shows_is_found_there():
-    def driver(state, batch):
-        return state - comm.all_reduce(grad(state, batch)) / min(len(batch["y"]), 4), {}
-
-    plans = planner(driver, W)
-    plans.begin(8)  # and 4, for which it is the same
-    with pytest.raises(ad.DriverError, match="number of the batch's shape"):
-        plans(2)
 
 
 def test_a_batch_size_literal_that_only_a_third_size_shows_is_found():
@@ -217,23 +205,6 @@ def test_a_context_variable_keeps_its_value_of_the_build():
     assert plan.signature == plans.reference.signature
 
 
-def test_a_flax_interceptor_outside_the_driver_is_refused():
-    model = nn.Dense(1)
-    params = model.init(jax.random.key(0), jnp.zeros((1, FEATURES)))
-
-    def twice(next_fun, args, kwargs, context):
-        return 2 * next_fun(*args, **kwargs) if context.method_name == "__call__" else next_fun(*args, **kwargs)
-
-    def driver(state, batch):
-        return state, {"mean": comm.all_reduce(model.apply(state, batch["x"]).mean())}
-
-    with nn.intercept_methods(twice):
-        plans = Planner(driver, jax.eval_shape(lambda: params), batch_of, capacity=2)
-        plans.begin(8)
-    with pytest.raises(ad.DriverError, match="computes something else than when the program was built"):
-        plans(3)
-
-
 def test_matmul_precision_is_that_of_the_build():
     with jax.default_matmul_precision("highest"):
         plans = planner(sgd, W)
@@ -262,16 +233,3 @@ def test_debug_settings_of_jax_do_not_change_a_program():
         states = [program.step() and program.state, next(program.run(steps=1)) and program.state]
     with build() as program:
         assert [np.array_equal(s, program.step() and program.state) for s in states] == [True, True]
-
-
-def test_a_program_in_double_precision_stays_in_it():
-    with jax.enable_x64(True):
-        data = {k: v.astype(np.float64) for k, v in make_data().items()}
-        program = ad.Program(sgd, np.zeros(FEATURES), data, global_batch=12, world=LocalWorld(2))
-    with program:
-        program.warm_up()
-        program.rescale(global_batch=9)
-        program.step()
-        assert program.step().batch_sizes == (5, 4)
-        with jax.enable_x64(True):
-            assert program.state.dtype == np.float64

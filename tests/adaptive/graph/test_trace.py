@@ -13,12 +13,11 @@ import adaptive as ad
 import collectives as comm
 from adaptive import operators
 from adaptive.base.values.jaxprs import nested_equations
-from adaptive.graph.trace import trace
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.hooks import hook_p
 from adaptive.operators.operator_state import state_write_p
 from adaptive.operators.sources import Source, read, source_p
-from tests.adaptive.drivers import FEATURES, Recorder, batch_of, mean_loss, pointed_at, shapes, traced
+from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, pointed_at, traced
 
 W = jnp.zeros(FEATURES)
 
@@ -297,10 +296,3 @@ def test_a_changed_dtype_names_the_leaf_and_says_what_to_write():
         traced(lambda s, b: ({"n": s["n"] + 1, "w": s["w"].astype(jnp.bfloat16)}, {}), {"n": 0, "w": W})
     assert "changes state['w'] from float32[3] to bfloat16[3]" in str(error.value)
     assert ".astype(float32)" in str(error.value)
-
-
-def test_errors_of_the_driver_itself_pass_through():
-    with pytest.raises(ZeroDivisionError):
-        traced(lambda s, b: 1 / 0, W)
-    with pytest.raises(TypeError):
-        trace(lambda s, b: (s @ b["y"], {}), shapes(W), batch_of(4), capacity=1)

@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import adaptive as ad
 import collectives as comm
 from adaptive.base.decision import Limits
-from adaptive.base.split import equal, split
+from adaptive.base.split import split
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss, planned
 
@@ -127,31 +125,6 @@ def test_wherever_it_is_cut():
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def problems(draw):
-    n, unit = draw(st.integers(1, 5)), draw(st.sampled_from([2, 3, 8]))
-    upper = draw(st.lists(st.integers(1, 30), min_size=n, max_size=n))
-    shares = draw(st.lists(st.floats(0, 100), min_size=n, max_size=n).filter(any))
-    there = [most for most, share in zip(upper, shares, strict=True) if share > 0]
-    total = draw(st.integers(len(there), sum(there)))
-    quantum = unit * draw(st.sampled_from([1, 2, 4]))
-    return unit * total, shares, Limits((unit,) * n, tuple(unit * u for u in upper), quantum, unit)
-
-
-@given(problems())
-def test_splits_are_of_multiples(problem):
-    total, shares, limits = problem
-    limits = limits.of([share > 0 for share in shares])
-    for sizes in (split(total, shares, limits), equal(total, limits)):
-        assert sum(sizes) == total
-        assert all(s % limits.multiple == 0 for s in sizes)
-        assert all(a <= s <= b for a, s, b in zip(limits.lower, sizes, limits.upper, strict=True))
-        assert split(total, sizes, limits) == sizes
-    sizes = [equal(total, limits)[worker] for worker in limits.active]
-    spread = max(sizes) - min(sizes)
-    assert spread <= limits.multiple or max(sizes) > min(limits.upper[worker] for worker in limits.active)
 
 
 def test_bounds_that_multiples_cannot_keep_are_refused():

@@ -9,7 +9,7 @@ import pytest
 
 import collectives.strategies as sync
 from adaptive import CollectiveError
-from adaptive.base.mailbox import LocalMailbox
+from adaptive.base.mailbox import Mailbox
 from adaptive.operators.round_clock import RoundClock, _until_quorum
 from adaptive.runtime.local_world import LocalWorld
 
@@ -30,7 +30,7 @@ class Scripted(LocalWorld):
     def create_mailbox(self, nbytes, about, instead_of=None):
         world = self
 
-        class Mailbox:
+        class Own:
             def publish(self, worker, round, vectors):
                 place = world.published.setdefault((round, worker), [])
                 place.append(float(vectors[0].view(np.float32)[0]))
@@ -40,7 +40,7 @@ class Scripted(LocalWorld):
                     return None
                 return [np.zeros(3, np.float32).view(np.uint8)]
 
-        return Mailbox()
+        return Own()
 
 
 class Loop:
@@ -141,7 +141,7 @@ def test_a_round_of_all_is_diloco():
         assert other.state.counted == 3
 
 
-class Paced(LocalMailbox):
+class Paced(Mailbox):
     """A mailbox in which the other workers have published how many seconds they need."""
 
     def __init__(self, seconds):

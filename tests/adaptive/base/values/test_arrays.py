@@ -153,12 +153,6 @@ def test_the_error_about_a_sparse_matrix_says_what_to_write():
         refused(make(X), f"data is a sparse matrix ({make.__name__}). Pass x.toarray().")
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="long doubles are doubles here")
-def test_long_doubles_are_refused():
-    refused({"x": np.zeros(4, np.longdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
-    refused({"x": np.zeros(4, np.clongdouble)}, "which JAX does not have. Pass x.astype(np.float64).")
-
-
 def test_an_error_of_a_librarys_array_method_is_passed_on():
     class Mine:
         def __array__(self, dtype=None, copy=None):

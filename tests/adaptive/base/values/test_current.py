@@ -93,13 +93,3 @@ def test_in_another_thread_than_the_block_a_world_has_to_be_given():
             assert f"{world!r} was entered in another thread" in str(error)
         assert in_a_thread(lambda: build(world=world).close()) is None
     assert in_a_thread(lambda: build().close()) is None
-
-
-def test_a_kernel_that_is_compiled_in_the_compilers_thread_has_the_programs_world():
-    def counts(state, batch):
-        return state + comm.all_reduce(batch["y"].mean()) * ad.num_workers().astype(jnp.float32), {}
-
-    with comm.DeviceWorld() as world, ad.Program(counts, 0.0, make_data(32), global_batch=16, world=world) as program:
-        program.step()
-        program.warm_up()
-        program.step()
