@@ -193,7 +193,7 @@ class World:
         return self.least
 
     def request_workers(self, workers: int) -> None:
-        """Prepare joining workers, for `workers` members in all, in place of earlier calls. Does not block. Replicated."""
+        """Start to prepare joining workers, for `workers` members in all. Does not block. Replicated."""
         self.change(workers)
 
     def poll_ready(self) -> int:
