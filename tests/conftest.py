@@ -62,9 +62,7 @@ def _set_the_compilers_speed(speed: str) -> None:
         def asked(self, *args):
             asking(self, *args)
             if isinstance(self._compiler, background):
-                with self._compiler.without_pauses():
-                    while not self.warm and self._compiler.error is None:
-                        time.sleep(0.001)
+                self._compiler.finish()
 
         return asked
 

@@ -93,7 +93,7 @@ def check_invariance(
         )
     if note := _why_not_compared(plan, examples, engine.world.devices[0]):
         return Invariance(note=note)
-    limits: dict[str, Any] = {"least": engine.min_microbatches, "most": engine.kernels.largest_microbatch}
+    limits: dict[str, Any] = {"least": engine.step_plan.min_microbatches, "most": engine.kernels.largest_microbatch}
     even, rng = even_split(examples, plan.graph.capacity, plan, **limits), np.random.default_rng(seed)
     splits = uneven_splits(rng, _SPLITS, even, plan, **limits)
     if not splits:

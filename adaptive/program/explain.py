@@ -181,7 +181,8 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     largest = max(batch_sizes[worker] for worker in world.workers)
     rows = largest if mesh is None or largest % mesh.granule else largest // mesh.granule
     kernels = engine.kernels
-    several = kernels.splittable and (kernels.resizable or not all(map(kernels.is_one_microbatch, batch_sizes)))
+    first = [kernels.fixed_microbatches(size, by_memory=True) for size in batch_sizes]
+    several = kernels.splittable and (kernels.resizable or any(len(microbatches) > 1 for microbatches in first))
     arrives = [n for n, message in enumerate(plan.messages) if message.travels]
     arriving = sum(bytes_on_device(place, number, engine.layouts[number]) for number in arrives)
     alone = world.processes == 1 and len(world.devices) == 1

@@ -17,7 +17,7 @@ from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.data.stream import Share
 from adaptive.graph.planner import Planner
-from adaptive.operators.sources import MICROBATCHES, Reading
+from adaptive.operators.sources import Reading
 
 from .fused_program import why_not
 from .fused_step import FusedStep, mesh_for
@@ -66,15 +66,12 @@ class Engine:
         self.plan, self.world, self.plans, self.name = plan, world, plans, name
         steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
         self.layouts, feed, elements = steps.layouts, steps.feed, status.length
-        # A noise scale needs at least two groups of examples; a single worker splits its batch into two.
-        compares_groups = any(s.name == MICROBATCHES.name for s in plan.sources)
-        self.min_microbatches = 2 if world.capacity == 1 and compares_groups else 1
         placements = placements_of(world, plan, steps.layouts, state)
         self.kernels = Kernels(
             lambda examples: microbatch_functions(plans(examples), feed, elements),  # holds no engine
             placements,
             splittable=plan.splittable,
-            min_microbatches=self.min_microbatches,
+            min_microbatches=steps.min_microbatches,
             microbatch_bytes=bytes_per_execution(plan, steps.layouts, placements[0]),
             options=kernels,
             name=steps.label,
@@ -103,8 +100,7 @@ class Engine:
         if mesh is not None and not why_not(plan, mesh):
             self.fused = self.workers.held_by = FusedStep(ctx, mesh)
             self.kernels.compiled.compile_step = self.fused.compile
-        self._host_step = HostStep(ctx, compares_groups=compares_groups)
-        self.min_microbatches_of = self._host_step.min_microbatches_of
+        self._host_step = HostStep(ctx)
 
     @property
     def states(self) -> States:
@@ -156,7 +152,7 @@ class Engine:
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Set the minimum number of microbatches for these sizes of all workers. Precedes questions about kernels."""
-        self.kernels.min_microbatches = self.min_microbatches_of(max(sizes), sum(sizes))
+        self.kernels.min_microbatches = self.step_plan.min_microbatches_of(max(sizes), sum(sizes))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 

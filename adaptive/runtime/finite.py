@@ -40,6 +40,7 @@ class _Range(NamedTuple):
     stop: int
     weight: int  # its index in part 0; -1 for none
     dtype: np.dtype
+    limit: float  # see `_limit`
 
 
 class FiniteCheck:
@@ -55,17 +56,17 @@ class FiniteCheck:
         pairs = list(zip(layout.contributions, layout.weights, strict=True))
         # A NaN weight is allowed if it belongs to values that may be NaN.
         self._weights = sorted({(w.offset, must_be_finite(c)) for c, w in pairs if w is not None})
-        self._ranges = [(r, _limit(r.dtype)) for r in self._find_ranges()]
-        self._are_few = [r.stop - r.start <= _FEW and layout.parts[r.part].dtype.kind == "f" for r, _ in self._ranges]
+        self._ranges = self._find_ranges()
 
     def _find_ranges(self) -> list[_Range]:
         """Return the elements that must be finite, in as few ranges as possible."""
         joined: list[_Range] = []
         each = zip(self.layout.contributions, self.layout.entries, self.layout.weights, strict=True)
         for c, e, w in sorted(each, key=lambda found: (found[1].part, found[1].offset)):
-            new = _Range(e.part, e.offset, e.offset + e.size, w.offset if w else -1, np.dtype(c.result.aval.dtype))
             if not must_be_finite(c) or not e.size:
                 continue
+            dtype = np.dtype(c.result.aval.dtype)
+            new = _Range(e.part, e.offset, e.offset + e.size, w.offset if w else -1, dtype, _limit(dtype))
             if joined and joined[-1]._replace(start=new.start, stop=new.stop) == new and joined[-1].stop == new.start:
                 joined[-1] = joined[-1]._replace(stop=new.stop)
             else:
@@ -85,12 +86,12 @@ class FiniteCheck:
             total = float(host[0][i])
             if not self._least <= total < _INF and (checked or total == total):
                 return False
-        for (r, limit), are_few in zip(self._ranges, self._are_few, strict=True):
-            weight = 1.0 if r.weight < 0 else float(host[0][r.weight])
-            values = host[r.part].reshape(-1)[r.start : r.stop]
-            if are_few and hypot(*values.tolist()) / weight < limit:  # without the code of numpy's reductions
-                continue
-            if not _largest(values) / weight < limit:
+        for part, start, stop, divisor, _, limit in self._ranges:
+            weight = 1.0 if divisor < 0 else float(host[0][divisor])
+            values = host[part].reshape(-1)[start:stop]
+            # Few values without the code of numpy's reductions.
+            are_few = stop - start <= _FEW and values.dtype.kind == "f"
+            if not (are_few and hypot(*values.tolist()) / weight < limit) and not _largest(values) / weight < limit:
                 return False
         return True
 
@@ -103,16 +104,15 @@ class FiniteCheck:
         """
         flat = [part.reshape(-1) for part in parts]
         ok = [jnp.asarray(self._is_weight(flat[0][i], checked)) for i, checked in self._weights]
-        for r, _ in self._ranges:
+        for part, start, stop, divisor, dtype, _ in self._ranges:
             # A part of a single range is not reshaped, because XLA might copy it.
-            whole = r.stop - r.start == parts[r.part].size
-            x = parts[r.part] if whole else flat[r.part][r.start : r.stop]
-            if r.dtype.itemsize < x.dtype.itemsize:
+            x = parts[part] if stop - start == parts[part].size else flat[part][start:stop]
+            if dtype.itemsize < x.dtype.itemsize:
                 bound = jnp.max(jnp.abs(x))
             else:
                 bound = 2 * jnp.sqrt(jnp.sum(x.real**2 + x.imag**2 if x.dtype.kind == "c" else x**2))
-            quotient = bound if r.weight < 0 else bound / flat[0][r.weight].astype(bound.dtype)
-            ok.append(jnp.isfinite(quotient.astype(r.dtype)))
+            quotient = bound if divisor < 0 else bound / flat[0][divisor].astype(bound.dtype)
+            ok.append(jnp.isfinite(quotient.astype(dtype)))
         return jnp.stack(ok).all() if ok else jnp.asarray(True)
 
     @cached_property
@@ -126,32 +126,27 @@ class FiniteCheck:
 
     def of_worker(self, parts: Sequence[jax.Array]) -> list[int]:
         """Return the contributions of one worker that are not finite, or whose weight is not."""
-        return [
-            i
-            for i, c, values, weight in self._each(parts)
-            if must_be_finite(c) and not (np.isfinite(values).all() and np.isfinite(weight))
-        ]
+        each = self._each(parts)
+        return [i for i, checked, largest, weight in each if checked and not (largest < _INF and abs(weight) < _INF)]
 
     def of_all(self, parts: Sequence[jax.Array]) -> Reduced:
         """Return the reduced values that are not finite, and the sums of weights by which values cannot be divided."""
         found = Reduced([], [])
-        for i, c, values, weight in self._each(parts):
-            if not self._is_weight(weight, must_be_finite(c)):
+        for i, checked, largest, weight in self._each(parts):
+            if not self._is_weight(weight, checked):
                 found.weightless.append((i, weight))
-            elif (
-                must_be_finite(c)
-                and values.size
-                and not _largest(values) / weight < _limit(np.dtype(c.result.aval.dtype))
-            ):
+            elif checked and not largest / weight < _limit(np.dtype(self.layout.contributions[i].result.aval.dtype)):
                 found.too_large.append(i)
         return found
 
-    def _each(self, parts: Sequence[jax.Array]) -> Iterator[tuple[int, Contribution, np.ndarray, float]]:
-        """Yield the number of each contribution, its values and its weight, 1 for none."""
+    def _each(self, parts: Sequence[jax.Array]) -> Iterator[tuple[int, bool, float, float]]:
+        """Yield for each contribution its number, whether it must be finite, its largest magnitude if so, and its
+        weight, 1 for none.
+        """
         host, layout = [np.asarray(part).reshape(-1) for part in parts], self.layout
         for i, (c, e, w) in enumerate(zip(layout.contributions, layout.entries, layout.weights, strict=True)):
-            values = host[e.part][e.offset : e.offset + e.size]
-            yield i, c, values, 1.0 if w is None else float(host[0][w.offset])
+            checked, weight = must_be_finite(c), 1.0 if w is None else float(host[0][w.offset])
+            yield i, checked, _largest(host[e.part][e.offset : e.offset + e.size]) if checked else 0.0, weight
 
 
 def _limit(dtype: np.dtype) -> float:
@@ -228,12 +223,12 @@ def _overflows(message: Sequence[Contribution], numbers: Sequence[int]) -> Itera
         wire = np.dtype(op.wire_dtype(dtype)) if isinstance(op, Sliced) else dtype
         narrower = float(jnp.finfo(wire).max) < float(jnp.finfo(dtype).max)
         by_format.setdefault((wire if narrower else dtype, narrower), []).append(i)
+    sent = ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's "
+    sent += "range)"
     for (dtype, narrower), those in sorted(by_format.items(), key=str):
         yield (
             f"the sum of all workers' contributions to {_named(message, those)} is too large for {dtype} "
-            f"({float(jnp.finfo(dtype).max):.6g} at most)"
-            + ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has "
-            "float32's range)" * narrower + ", though each is finite"
+            f"({float(jnp.finfo(dtype).max):.6g} at most){sent * narrower}, though each is finite"
         )
 
 
@@ -268,17 +263,10 @@ def not_finite(trouble: Trouble, step: int, skipped: int = 0) -> NonFiniteError:
     Args:
       skipped: the number of steps in a row that were skipped before, if that is too many.
     """
-    limit = f" {skipped} steps in a row were skipped before, which is the limit."
     unchanged = f"The state is that of step {step - 1 - skipped}"
     remedy = f'{unchanged}. To skip such steps and continue: ad.Program(..., nonfinite="skip").'
-    return NonFiniteError(
-        "\n".join(
-            [
-                f"step {step}: {'; '.join(trouble.causes)}." + limit * bool(skipped),
-                *trouble.origins,
-                *[_OF_STATE][: trouble.of_state],
-                f"{unchanged}, and no step since has changed it." if skipped else remedy,
-                _BY_ITSELF,
-            ]
-        )
-    )
+    what = f"step {step}: {'; '.join(trouble.causes)}."
+    if skipped:
+        what += f" {skipped} steps in a row were skipped before, which is the limit."
+        remedy = f"{unchanged}, and no step since has changed it."
+    return NonFiniteError("\n".join([what, *trouble.origins, *[_OF_STATE] * trouble.of_state, remedy, _BY_ITSELF]))

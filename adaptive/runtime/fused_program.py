@@ -21,24 +21,25 @@ themselves would need a second axis, over which their leaves are sharded and thi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.values.jaxprs import JaxprEqn, Var, asks_the_host, axes_of, has_effects, nested_equations
 from adaptive.base.worker_mesh import WorkerMesh
-from adaptive.graph.plan import Plan, Segment
+from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom
 from adaptive.operators.sources import EXAMPLES, STEP, source_p
 
 from .kernels.compile import compile_segment
 from .kernels.microbatches import Microbatches
-from .message import accumulate, lay_out_all
-from .segment import FLOATS, INTS, START, Address, consts_of, final_results, segment_function
+from .mesh_arrays import MeshArrays
+from .message import accumulate
+from .segment import FLOATS, INTS, START, Address, SegmentFunction, microbatch_functions, segment_function
 
 if TYPE_CHECKING:
     from .step_plan import StepContext
@@ -89,64 +90,63 @@ class FusedProgram:
     """One step of equal batches, compiled for a mesh.
 
     Attributes:
-      consts: arrays that the program's segments close over, on the mesh.
+      calls: the segments before messages, by kind, level and size; 0 for a prologue.
+      consts: arrays that the program's segments close over, on the mesh; those of the final segment last.
       run: `run(state and operator states, Given) -> Results`; the memory of the first is donated.
     """
 
-    def __init__(self, ctx: StepContext, mesh: WorkerMesh, microbatches: Microbatches):
-        self.context, self.steps, self.mesh, self.microbatches = ctx, ctx.step_plan, mesh, microbatches
+    def __init__(self, ctx: StepContext, arrays: MeshArrays, microbatches: Microbatches):
+        self.steps, self.mesh, self.microbatches = ctx.step_plan, arrays.mesh, microbatches
+        self.state, self.n_replaced = list(ctx.workers.places), ctx.workers.replaced
+        plan, feed, programs = self.steps.plan, self.steps.feed, ctx.programs
         # For microbatch segments; others come from the reference plan.
-        self.sized = {size: ctx.step_plan.plans(size) for size in dict.fromkeys(microbatches)}
-        self._everywhere, self._split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
-        plan = self.steps.plan
-        self.segments: dict[tuple[str, int, int], tuple[Plan, Segment]] = {
-            **{("prologue", level, 0): (plan, segment) for level, segment in plan.prologues.items()},
-            **{
-                ("microbatch", level, size): (sized, segment)
-                for size, sized in self.sized.items()
-                for level, segment in sized.microbatches.items()
-            },
-            ("final", 0, 0): (plan, plan.final),
+        sized = {size: self.steps.plans(size) for size in dict.fromkeys(microbatches)}
+        self.calls: dict[tuple[str, int, int], SegmentFunction] = {
+            ("prologue", level, 0): programs.segments["prologue", level] for level in plan.prologues
         }
-        self.consts = [self._consts_of(*found) for found in self.segments.values()]
-        replaced, given = self._shapes()
-        specs = Given(P(), P(mesh.axis), P(mesh.axis), P(), P(), P(), P(mesh.axis))  # type: ignore[arg-type]
-        over_mesh = jax.shard_map(self._step, mesh=mesh.mesh, in_specs=(P(), specs), out_specs=P(), check_vma=False)
+        status = sum(layout.status for layout in self.steps.layouts)
+        for size, of_size in sized.items():
+            as_one = frozenset[Var]() if len(sized) > 1 else _as_one(of_size, size, ctx.kernels.deterministic)
+            calls = microbatch_functions(of_size, feed, status, as_one=as_one)
+            self.calls.update({("microbatch", level, size): call for level, call in calls.items()})
+        on, devices = ctx.kernels.compiled.constants.on, ctx.world.devices
+        self.consts = [
+            {address: arrays.joined([on(device, x) for device in devices]) for address, x in call.consts.items()}
+            for call in (*self.calls.values(), programs.segments["final", 0])
+        ]
+        batch = sized[microbatches[0]].graph.batch_vars
+        shapes, donated = self._shapes(arrays, [v.aval for v in batch]), P()
+        given = Given(P(), P(self.mesh.axis), P(self.mesh.axis), P(), P(), P(), P(self.mesh.axis))  # type: ignore[arg-type]
+        over_mesh = jax.shard_map(
+            self._step, mesh=self.mesh.mesh, in_specs=(donated, given), out_specs=P(), check_vma=False
+        )
         name = f"{self.steps.label}step_{'_'.join(map(str, microbatches))}"
-        self.run = compile_segment(over_mesh, (replaced, given), mesh.mesh.devices.flat[0], name=name, donate=1)
+        self.run = compile_segment(over_mesh, shapes, self.mesh.mesh.devices.flat[0], name=name, donate=1)
 
-    def _consts_of(self, plan: Plan, segment: Segment) -> dict[Address, jax.Array]:
-        found: dict[Address, jax.Array] = {}
-        for address, value in consts_of(plan, segment).items():
-            copies = [
-                self.context.kernels.compiled.constants.on(device, value) for device in self.context.world.devices
-            ]
-            found[address] = jax.make_array_from_single_device_arrays(copies[0].shape, self._everywhere, copies)
-        return found
-
-    def _shapes(self) -> tuple[list[Any], Given]:
+    def _shapes(self, arrays: MeshArrays, batch: Sequence[Any]) -> tuple[list[Any], Given]:
         """Return the shapes of the program's arguments, of all workers together."""
         plan, feed, n = self.steps.plan, self.steps.feed, self.mesh.mesh.size
 
         def everywhere(aval: Any) -> Any:
-            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=self._everywhere)
+            return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=arrays.everywhere)
 
         def split(rows: int, shape: tuple[int, ...], dtype: Any) -> Any:
-            return jax.ShapeDtypeStruct((n * rows, *shape), dtype, sharding=self._split)
+            return jax.ShapeDtypeStruct((n * rows, *shape), dtype, sharding=arrays.split)
 
-        variables, changed, total = plan.graph.state_vars, set(plan.changed_state), sum(self.microbatches)
-        number = jax.ShapeDtypeStruct((), np.dtype(np.int32), sharding=self._everywhere)
+        variables = {("state", i, 0): v for i, v in enumerate(plan.graph.state_vars)}
+        variables |= {("op_state", k, i): v for k, s in enumerate(plan.op_states) for i, v in enumerate(s.values)}
+        state = [everywhere(variables[address].aval) for address in self.state]
+        number = everywhere(jax.ShapeDtypeStruct((), np.dtype(np.int32)))
         given = Given(
-            [everywhere(v.aval) for i, v in enumerate(variables) if i not in changed],
+            state[self.n_replaced :],
             split(1, (len(feed.floats),), np.dtype(np.float32)),
             split(1, (len(feed.ints) + feed.capacity,), np.dtype(np.int32)),
             number,
             number,
             jax.tree.map(everywhere, self.consts),
-            [split(total, v.aval.shape[1:], v.aval.dtype) for v in self.sized[self.microbatches[0]].graph.batch_vars],
+            [split(sum(self.microbatches), aval.shape[1:], aval.dtype) for aval in batch],
         )
-        state = [everywhere(variables[i].aval) for i in plan.changed_state]
-        return [*state, *(everywhere(v.aval) for op_state in plan.op_states for v in op_state.values)], given
+        return state[: self.n_replaced], given
 
     def _step(self, replaced: list[Any], given: Given) -> Results:
         """Compute one worker's step; traced."""
@@ -158,31 +158,36 @@ class FusedProgram:
         return run.commit()
 
 
+def _as_one(plan: Plan, size: int, deterministic: bool) -> frozenset[Var]:
+    """Return the weights in place of which 1 is sent, where all microbatches have this size.
+
+    That saves the multiplication. The quotients are bitwise equal if the size is a power of two; for other sizes it is
+    done only in programs whose last bits may depend on the machine's speed.
+    """
+    if size & (size - 1) and deterministic:
+        return frozenset()
+    sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
+    return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
+
+
 class _OneWorker:
     """One worker's step while it is traced; compare `host_step.HostStep`."""
 
     def __init__(self, program: FusedProgram, replaced: list[Any], given: Given):
         self._program, self._steps, self._plan = program, program.steps, program.steps.plan
-        self._given, self._old, plan = given, replaced, self._plan
-        kept = [i for i in range(len(plan.graph.state_vars)) if i not in plan.changed_state]
+        self._given, self._old = given, replaced
         ints = given.ints[0]
         for place, source in enumerate(self._steps.feed.ints):
             if source.name == STEP.name:
                 ints = ints.at[place].set(given.step)
-        self._values: dict[Address, Any] = dict(zip(final_results(plan), replaced, strict=False))
-        self._values.update(zip([("state", i, 0) for i in kept], given.state, strict=True))
+        self._values: dict[Address, Any] = dict(zip(program.state, [*replaced, *given.state], strict=True))
         self._values.update({FLOATS: given.floats[0], INTS: ints})
-        self._consts = dict(zip(program.segments, given.consts, strict=True))
-        status = sum(layout.status for layout in self._steps.layouts)
-        self._layouts = {
-            size: lay_out_all(sized.messages, capacity=plan.graph.capacity, status=status)
-            for size, sized in program.sized.items()
-        }
         self._own, start = list[dict[Address, Any]](), 0  # the values of each microbatch
         for size in program.microbatches:
             rows = {("batch", i, 0): leaf[start : start + size] for i, leaf in enumerate(given.batch)}
             self._own.append({START: np.int32(start), **rows})
             start += size
+        self._consts = dict(zip(program.calls, given.consts, strict=False))
         self._ok: list[Any] = [given.fault < 0]
 
     def compute(self, level: int) -> None:
@@ -203,24 +208,9 @@ class _OneWorker:
 
     def _run(self, which: tuple[str, int, int], own: dict[Address, Any]) -> dict[Address, Any]:
         """Return the results of a segment."""
-        plan, segment = self._program.segments[which]
-        layouts = self._layouts[which[2]] if which[2] else self._steps.layouts
-        call = segment_function(plan, segment, self._steps.feed, layouts, as_one=self._as_one(plan))
-        values = {**self._values, **own, **self._consts[which]}
+        call, values = self._program.calls[which], {**self._values, **own, **self._consts[which]}
         results = jax.lax.optimization_barrier(call.run(*(values[address] for address in call.arguments)))
         return dict(zip(call.results, results, strict=True))
-
-    def _as_one(self, plan: Plan) -> frozenset[Var]:
-        """Return the weights in place of which 1 is sent, because all microbatches have the same size.
-
-        That saves the multiplication. The quotients are bitwise equal if the size is a power of two; for other sizes it
-        is done only in programs whose last bits may depend on the machine's speed.
-        """
-        size, *others = self._program.sized
-        if others or (size & (size - 1) and self._program.context.kernels.deterministic):
-            return frozenset()
-        sources = (eqn for eqn in plan.graph.eqns if eqn.primitive is source_p)
-        return frozenset(eqn.outvars[0] for eqn in sources if eqn.params["source"].name == EXAMPLES.name)
 
     def exchange(self, level: int) -> None:
         """Reduce the messages of a level, and check that they are finite."""
@@ -256,9 +246,8 @@ class _OneWorker:
             done.add(var)
             return chosen(value, old[var])
 
-        layouts, even = self._steps.layouts, self._as_one(plan)
-        call = segment_function(plan, plan.final, self._steps.feed, layouts, taken_as=taken_as, as_one=even)
-        values = {**self._values, **self._consts["final", 0, 0]}
+        call = segment_function(plan, plan.final, self._steps.feed, self._steps.layouts, taken_as=taken_as)
+        values = {**self._values, **given.consts[-1]}
         out = call.run(*(values[address] for address in call.arguments))
         new = out[:n]
         if self._steps.finite_checks:  # also results that the final segment only passes through

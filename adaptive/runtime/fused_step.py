@@ -38,12 +38,12 @@ from adaptive.base.errors import OutOfMemoryError, WorkerError
 from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.base.world import World
 from adaptive.data.stream import Share
-from adaptive.operators.sources import Reading
+from adaptive.operators.sources import FIXED, STEP, Reading
 
 from .fused_program import NO_FAULT, FusedProgram, Given, Results
 from .kernels.memory_bound import bytes_of, check_update
 from .kernels.microbatches import Microbatches
-from .mesh_arrays import MeshArrays, MeshVectors
+from .mesh_arrays import MeshArrays
 from .step_plan import Outcome
 
 if TYPE_CHECKING:
@@ -98,14 +98,13 @@ class FusedStep:
         self._errors: dict[Microbatches, str] = {}  # the errors of compilations on this process
         self._held: list[jax.Array] | None = None  # changed leaves, and operator states
         self._kept: list[jax.Array] = []  # leaves that no step changes
-        self._read_only = [i for i in range(len(plan.graph.state_vars)) if i not in set(plan.changed_state)]
-        self._replaced = len(plan.changed_state) + sum(len(s.values) for s in plan.op_states)
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
         self._bytes = sum(steps.layouts[number].nbytes for number in self._sent)
         self._has_status = steps.status_message >= 0
         status = steps.layouts[steps.status_message].parts[0].dtype if self._has_status else np.dtype(np.float32)
         self._status_dtype = status
-        self._fed = MeshVectors(steps.feed, self._arrays)
+        self._measured = [s for s in (*steps.feed.floats, *steps.feed.ints) if s not in FIXED and s != STEP]
+        self._vectors: tuple[Any, Any] = (None, None), ()  # those of the sources, on the devices, and what they hold
         self._step: Any = None  # the number of steps done, on the devices
         self._next = -1  # the step for which `_step` is valid
         self.fault = NO_FAULT
@@ -144,7 +143,7 @@ class FusedStep:
         try:
             if not self._programs:  # a first host step may come much later
                 self._prepare_messages()
-            self._programs[microbatches] = self._checked(FusedProgram(self._ctx, self._mesh, microbatches))
+            self._programs[microbatches] = self._checked(FusedProgram(self._ctx, self._arrays, microbatches))
         except ReferenceError:  # the program was closed and freed meanwhile
             return
         except Exception as error:
@@ -246,10 +245,11 @@ class FusedStep:
 
     def _join(self) -> list[jax.Array]:
         """Return the workers' state and operator states as arrays over the mesh."""
-        workers, joined = self._ctx.workers, self._arrays.joined
-        values, places = workers.fetch(), workers.places
-        self._kept = [joined([of_worker[places["state", i, 0]] for of_worker in values]) for i in self._read_only]
-        return [joined([of_worker[place] for of_worker in values]) for place in range(self._replaced)]
+        workers = self._ctx.workers
+        each = zip(*(values[: len(workers.places)] for values in workers.fetch()), strict=True)
+        joined = list(map(self._arrays.joined, each))
+        self._kept = joined[workers.replaced :]
+        return joined[: workers.replaced]
 
     def give_back(self, values: list[list[Any]]) -> None:
         """Write the state to the first values of each worker, if this object holds it.
@@ -337,7 +337,7 @@ class FusedStep:
         results = run(own) if ctx.world.capacity == 1 else ctx.world.run_on_mesh(run, own, about, more)
         if self.fault != NO_FAULT:
             return None
-        unknown = [None] * self._replaced  # the state is held as arrays over the mesh
+        unknown = [None] * ctx.workers.replaced  # the state is held as arrays over the mesh
         microbatches = [self._microbatches] * len(seconds)
         shown = map(arrays.of_first, results.shown)
         return Outcome(self._steps, [*unknown, *shown], list(seconds), microbatches, len(self._sent), self._bytes)
@@ -374,7 +374,13 @@ class FusedStep:
 
     def _given(self, program: FusedProgram, share: Share, readings: Sequence[Reading]) -> Given:
         """Return the program's inputs, except the state that it replaces."""
-        floats, ints = self._fed.vectors(share.sizes, readings, len(program.microbatches))
+        (floats, ints), known = self._vectors
+        measured = [[source.read(reading) for source in self._measured] for reading in readings]
+        now = share.sizes, readings[0].seed, program.microbatches, measured
+        if now != known:
+            vectors = zip(*(self._steps.feed.measure(r, len(program.microbatches)) for r in readings), strict=True)
+            floats, ints = self._arrays.rows([[vector[None] for vector in of_all] for of_all in vectors])
+            self._vectors = (floats, ints), now
         step = readings[0].step
         if step != self._next:
             self._step, self._next = self._arrays.repeated(np.int32(step)), step

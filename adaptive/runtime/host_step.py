@@ -22,8 +22,8 @@ from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
 from .kernels.memory_bound import check_update
-from .kernels.microbatches import Microbatches
-from .nan_origin import FailedStep, find_trouble
+from .kernels.microbatches import OWN_KERNEL_AFTER, Microbatches
+from .nan_origin import find_trouble
 from .schedule import Schedule, Sent, Stage
 from .step_plan import Outcome, Prefetch, StepContext
 
@@ -31,17 +31,13 @@ _NAN = float("nan")
 
 
 class HostStep:
-    """Takes steps on this process's workers.
+    """Takes steps on this process's workers."""
 
-    Args:
-      compares_groups: whether the driver compares groups of examples, so that a lone worker needs two microbatches.
-    """
-
-    def __init__(self, ctx: StepContext, *, compares_groups: bool):
-        self._ctx, self._steps, self._compares_groups = ctx, ctx.step_plan, compares_groups
+    def __init__(self, ctx: StepContext):
+        self._ctx, self._steps = ctx, ctx.step_plan
         self._key: tuple[Any, ...] = ()  # what the schedule depends on: revision, sizes, microbatches if given, seed
         self._schedule: Schedule | None = None
-        self._left = self._granted = 0  # steps for which the microbatches are still valid, and at first
+        self._stayed = 0  # steps at these sizes
         self._nbytes = [layout.nbytes for layout in ctx.step_plan.layouts]
 
     @property
@@ -53,24 +49,20 @@ class HostStep:
 
     def _build(self, share: Share, readings: Sequence[Reading], given: Sequence[Microbatches] | None) -> Schedule:
         """Build the schedule for a step."""
-        ctx, taken = self._ctx, self._granted - self._left
-        self._left = self._granted = 1 << 62
+        ctx, steps = self._ctx, self._steps
         if given is None:
-            chosen = [
-                ctx.kernels.choose(i, r.batch_size, self.min_microbatches_of(r.batch_size, r.global_batch), taken=taken)
+            given = [
+                ctx.kernels.choose(i, r.batch_size, steps.min_microbatches_of(r.batch_size, r.global_batch))
                 for i, r in enumerate(readings)
             ]
-            given = [microbatches for microbatches, _ in chosen]
-            self._left = self._granted = min(steps for _, steps in chosen)
         self._schedule = None  # frees what it holds
         jax.block_until_ready(ctx.workers.committed)
         return Schedule(ctx, given, readings, share.batches)
 
-    def min_microbatches_of(self, size: int, global_batch: int) -> int:
-        """Return the minimum number of microbatches of a worker: two if it has all examples and a driver compares
-        groups.
-        """
-        return 2 if size == global_batch and self._compares_groups else 1
+    def _ask_for_own_kernels(self, readings: Sequence[Reading]) -> None:
+        for i, r in enumerate(readings):
+            at_least = self._steps.min_microbatches_of(r.batch_size, r.global_batch)
+            self._ctx.kernels.ask_for_own(i, r.batch_size, at_least)
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -88,11 +80,14 @@ class HostStep:
         if ctx.workers.held_by is not None:
             ctx.workers.fetch()
         key = (ctx.workers.revision.number, share.sizes, microbatches, readings[0].seed)
-        if schedule is None or key != self._key or not self._left:
+        if schedule is None or key != self._key:
+            self._stayed = self._stayed if key[1:] == self._key[1:] else 0
             self._key, schedule = key, self._build(share, readings, microbatches)
             self._schedule = schedule
-        self._left -= 1
-        seconds, sent = list(schedule.seconds), list[int]()
+        self._stayed += 1
+        if self._stayed == OWN_KERNEL_AFTER and microbatches is None:
+            self._ask_for_own_kernels(readings)
+        seconds, sent, failed = list(schedule.seconds), list[int](), None
         try:
             schedule.begin(readings, share.batches)
             for level in schedule.levels:
@@ -101,13 +96,17 @@ class HostStep:
                 if level.messages:
                     failed = self._exchange(schedule, level, seconds, sent, readings[0].step + 1, more)
                     if failed is not None:
-                        return self._give_up(failed, share, readings, schedule, sent, seconds, search=search)
-            results = self._commit(schedule)
+                        break
+            # All processes come to the same message that is not finite.
+            trouble = failed and find_trouble(ctx, schedule, failed, share, readings, search=search)
+            results = [] if trouble else self._commit(schedule)
         finally:
             for place in schedule.frees:
                 place.values[place.places] = place.nothing
+        if failed is not None and self._steps.plan.messages[failed.number].level < self._steps.plan.levels - 1:
+            seconds = [_NAN] * len(seconds)  # of a part of the step
         nbytes = sum(map(self._nbytes.__getitem__, sent))
-        return Outcome(self._steps, results, seconds, schedule.microbatches, len(sent), nbytes)
+        return Outcome(self._steps, results, seconds, schedule.microbatches, len(sent), nbytes, trouble)
 
     def _compute(self, level: Stage, seconds: list[float], prefetch: Prefetch | None, sizes: tuple[int, ...]) -> None:
         """Dispatch the operations of a level, and wait until all workers have computed their parts of its messages.
@@ -185,35 +184,6 @@ class HostStep:
             for place, value in zip(keeps, kept, strict=True):
                 operation.values[place] = value
         return found[0][0]
-
-    def _give_up(
-        self,
-        message: Sent,
-        share: Share,
-        readings: Sequence[Reading],
-        schedule: Schedule,
-        sent: list[int],
-        seconds: list[float],
-        *,
-        search: bool,
-    ) -> Outcome:
-        """End a step without a commit, because a message is not finite. All processes call it; communicates."""
-        levels, last = schedule.levels, self._steps.plan.messages[message.number].level
-        earlier = [message for level in levels[:last] for message in level.messages]
-        failed = FailedStep(
-            share,
-            readings,
-            schedule.microbatches,
-            message.number,
-            list(map(getitem, *message.parts)),
-            next(map(getitem, *message.arrives)),
-            {arrived.number: list(map(getitem, *arrived.arrives)) for arrived in earlier},
-        )
-        trouble = find_trouble(self._ctx, failed, search=search)
-        if last < self._steps.plan.levels - 1:
-            seconds = [_NAN] * len(seconds)
-        nbytes = sum(self._nbytes[number] for number in sent)
-        return Outcome(self._steps, [], seconds, schedule.microbatches, len(sent), nbytes, trouble)
 
 
 def _ready_at(place: tuple[list[Any], int]) -> float:

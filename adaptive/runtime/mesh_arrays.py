@@ -11,12 +11,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from adaptive.base.worker_mesh import WorkerMesh
-from adaptive.operators import sources
-from adaptive.operators.sources import Reading
-
-from .segment import Feed
-
-_ON_DEVICES = sources.FIXED | {sources.STEP}  # the step number is counted on the devices
 
 
 class MeshArrays:
@@ -27,11 +21,13 @@ class MeshArrays:
       devices: the devices of this process's workers, in order.
 
     Attributes:
+      mesh: as given.
       everywhere: the sharding of arrays with a copy, or its own worker's value, on each device.
       split: the sharding of arrays with a row per worker.
     """
 
     def __init__(self, mesh: WorkerMesh, devices: Sequence[jax.Device]):
+        self.mesh = mesh
         self.everywhere, self.split = NamedSharding(mesh.mesh, P()), NamedSharding(mesh.mesh, P(mesh.axis))
         self._devices, self._workers = list(devices), mesh.mesh.size
         self._is_alone = self._workers == len(self._devices)  # no other process has devices of the mesh
@@ -72,34 +68,3 @@ class MeshArrays:
     def of_first(self, array: jax.Array) -> jax.Array:
         """Return the first worker's array from one that `joined` returned."""
         return array.addressable_data(self._places[0])
-
-
-class MeshVectors:
-    """The vectors of sources of all workers, on the devices; sent again when they change.
-
-    Args:
-      feed: puts the values of sources into vectors.
-      arrays: the arrays over the mesh.
-    """
-
-    def __init__(self, feed: Feed, arrays: MeshArrays):
-        self._feed, self._arrays = feed, arrays
-        self._measured = [source for source in (*feed.floats, *feed.ints) if source not in _ON_DEVICES]
-        self._last: tuple[Any, ...] = ()
-        self._there: Any = None
-
-    def vectors(self, sizes: tuple[int, ...], readings: Sequence[Reading], microbatches: int) -> tuple[Any, Any]:
-        """Return floats and integers for the next step; shape=(workers, elements) each.
-
-        Args:
-          microbatches: their number on each worker.
-        """
-        measured = [[source.read(reading) for source in self._measured] for reading in readings]
-        now = sizes, readings[0].seed, microbatches, measured
-        if now != self._last:
-            vectors = [self._feed.measure(reading, microbatches) for reading in readings]
-            self._last = now
-            self._there = self._arrays.rows(
-                [[vector[None] for vector in of_all] for of_all in zip(*vectors, strict=True)]
-            )
-        return self._there

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple
+from operator import getitem
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,51 +26,71 @@ from adaptive.operators.peer_read import publishes
 from adaptive.operators.sources import Reading, source_p
 
 from .finite import Culprit, Trouble, describe_trouble
-from .kernels.microbatches import Microbatches
 from .message import unpack
+from .schedule import Schedule, Sent
 from .segment import apply
 from .step_plan import StepContext
 
 
-class FailedStep(NamedTuple):
-    """The data of a step that ended at a message that is not finite."""
-
-    share: Share
-    readings: Sequence[Reading]
-    microbatches: Sequence[Microbatches]
-    number: int  # of the message
-    parts: Sequence[Sequence[jax.Array]]  # that each worker has packed, by local index
-    reduced: Sequence[jax.Array]
-    earlier: Mapping[int, Sequence[Sequence[jax.Array]]]  # reduced parts of earlier levels, by message and local index
-
-
-def find_trouble(ctx: StepContext, failed: FailedStep, *, search: bool) -> Trouble:
+def find_trouble(
+    ctx: StepContext, schedule: Schedule, message: Sent, share: Share, readings: Sequence[Reading], *, search: bool
+) -> Trouble:
     """Determine the workers whose contributions are not finite. All processes call it, because all received the same
     message; communicates.
 
     Args:
+      schedule: the schedule of the step that ended at `message`; still has the step's values.
       search: whether to determine also the driver's lines that computed the values, which takes seconds.
     """
-    check, own = ctx.step_plan.finite_checks[failed.number], list[Culprit]()
-    for local_index, worker in enumerate(ctx.world.workers):
-        found = check.of_worker(failed.parts[local_index]) if failed.microbatches[local_index] else []
+    check, own = ctx.step_plan.finite_checks[message.number], list[Culprit]()
+    for local_index, (worker, parts) in enumerate(zip(ctx.world.workers, map(getitem, *message.parts), strict=True)):
+        found = check.of_worker(parts) if schedule.microbatches[local_index] else []
         if found:
-            origin = _origin(ctx, failed, local_index, found) if search and not own else ""
+            origin = ""
+            if search and not own:
+                origin = _origin(ctx, schedule, message.number, local_index, found, share, readings[local_index])
             own.append(Culprit(worker, tuple(found), origin))
     everyone = ctx.world.all_gather_bytes(json.dumps(own).encode(), "whose contributions are not finite")
-    culprits = [Culprit(w, tuple(numbers), origin) for sent in everyone for w, numbers, origin in json.loads(sent)]
-    return describe_trouble(check.layout.contributions, check.of_all(failed.reduced), sorted(culprits))
+    culprits = sorted(
+        Culprit(w, tuple(numbers), origin) for sent in everyone for w, numbers, origin in json.loads(sent)
+    )
+    reduced = next(map(getitem, *message.arrives))
+    return describe_trouble(check.layout.contributions, check.of_all(reduced), culprits)
 
 
-def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Sequence[int]) -> str:
+def _origin(
+    ctx: StepContext,
+    schedule: Schedule,
+    number: int,
+    local_index: int,
+    contributions: Sequence[int],
+    share: Share,
+    reading: Reading,
+) -> str:
     """Return a description of the origin of a worker's contributions that are not finite."""
-    start, taking_part = 0, jnp.asarray(failed.readings[local_index].taking_part)
+    start, taking_part, microbatches = 0, jnp.asarray(reading.taking_part), schedule.microbatches[local_index]
+    floats, ints = map(jnp.asarray, ctx.step_plan.feed.measure(reading, len(microbatches)))
     try:
-        for size in failed.microbatches[local_index]:
+        for size in microbatches:
             plan = ctx.step_plan.plans(size)
-            sent = [plan.messages[failed.number][i] for i in numbers]
+            known = _inputs(ctx, plan, local_index, floats, ints, start, size)
+            leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(share.batches[local_index])]
+            known.update(zip(plan.graph.batch_vars, leaves, strict=True))
+            earlier = schedule.levels[: plan.messages[number].level]
+            for before in [message for level in earlier for message in level.messages]:
+                values, places = before.arrives
+                results = [c.result for c in plan.messages[before.number]]
+                arrived = unpack(
+                    ctx.step_plan.layouts[before.number],
+                    values[local_index][places[local_index]],
+                    dict.fromkeys(range(len(results)), 1),
+                    worker=ints[0],
+                    taking_part=taking_part,
+                )
+                known.update((var, value) for var, (value,) in zip(results, arrived, strict=True))
+            sent = [plan.messages[number][i] for i in contributions]
             atoms = [a for c in sent for a in (c.value, c.weight) if a is not None]
-            found = nan_origin(plan, _inputs(ctx, failed, plan, local_index, start, size), atoms, taking_part)
+            found = nan_origin(plan, known, atoms, taking_part)
             if found:
                 return found
             start += size
@@ -80,36 +100,22 @@ def _origin(ctx: StepContext, failed: FailedStep, local_index: int, numbers: Seq
 
 
 def _inputs(
-    ctx: StepContext, failed: FailedStep, plan: Plan, local_index: int, start: int, size: int
+    ctx: StepContext, plan: Plan, local_index: int, floats: jax.Array, ints: jax.Array, start: int, size: int
 ) -> dict[Var, Any]:
-    """Return the inputs of the microbatch that begins at `start`, by the variables of its graph."""
-    steps, graph, reading = ctx.step_plan, plan.graph, failed.readings[local_index]
-    n = len(failed.microbatches[local_index])
-    floats, ints = map(jnp.asarray, steps.feed.measure(reading, n))
-    scalars = steps.feed.values_of_microbatch(floats, ints, size, start)
+    """Return the state, operator states, constants and sources of the microbatch that begins at `start`."""
+    graph = plan.graph
     known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
-    leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(failed.share.batches[local_index])]
-    known.update(zip(graph.batch_vars, leaves, strict=True))
     for op_state, values in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
         known.update(zip(op_state.values, values, strict=True))
+    scalars = ctx.step_plan.feed.values_of_microbatch(floats, ints, size, start)
     for eqn in graph.eqns:
         if eqn.primitive is source_p and eqn.params["source"].name in scalars:
             known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
-    for number, parts in failed.earlier.items():
-        results = [c.result for c in plan.messages[number]]
-        wanted, there = dict.fromkeys(range(len(results)), 1), steps.feed.taking_part(ints)
-        arrived = unpack(steps.layouts[number], parts[local_index], wanted, worker=ints[0], taking_part=there)
-        known.update((var, value) for var, (value,) in zip(results, arrived, strict=True))
     return known
 
 
-class _Kind(IntEnum):
-    FINITE = 0
-    INFINITE = 1
-    NAN = 2
-
-
-_PLURAL = {_Kind.INFINITE: "infinities", _Kind.NAN: "NaNs"}
+_FINITE, _INFINITE, _NAN = range(3)
+_KINDS = ("finite", "infinities", "NaNs")
 
 
 def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
@@ -126,10 +132,10 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
     """
     kinds = _kinds_of(plan, known, atoms, taking_part)
 
-    def kind_of(atom: Atom) -> _Kind:
+    def kind_of(atom: Atom) -> int:
         return _kind(atom.val) if isinstance(atom, Literal) else kinds[atom]
 
-    def first(atom: Atom, kind: _Kind) -> JaxprEqn | str:
+    def first(atom: Atom, kind: int) -> JaxprEqn | str:
         """Return the equation that computed values of a kind from operands without them, or the input's name."""
         while isinstance(atom, Var) and atom not in known:
             eqn = plan.graph.producer[atom]
@@ -139,21 +145,21 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
             atom = earlier[0]
         return _name(plan, atom)
 
-    found = next((atom for atom in atoms if kind_of(atom) > _Kind.FINITE), None)
+    found = next((atom for atom in atoms if kind_of(atom) > _FINITE), None)
     if found is None:
         return ""
     kind = kind_of(found)
     place = first(found, kind)
     if not isinstance(place, JaxprEqn):
-        return f"{place} holds {_PLURAL[kind]}"
-    text = f"the first {_PLURAL[kind]} come from {_operation(place)}"
-    for infinite in [a for a in operands_of(place) if isinstance(a, Var) and kind_of(a) > _Kind.FINITE][:1]:
-        before = first(infinite, _Kind.INFINITE)  # a NaN computed from earlier infinities
+        return f"{place} holds {_KINDS[kind]}"
+    text = f"the first {_KINDS[kind]} come from {_operation(place)}"
+    for infinite in [a for a in operands_of(place) if isinstance(a, Var) and kind_of(a) > _FINITE][:1]:
+        before = first(infinite, _INFINITE)  # a NaN computed from earlier infinities
         text += ", of infinities " + (f"from {_operation(before)}" if isinstance(before, JaxprEqn) else f"in {before}")
     return text
 
 
-def _kinds_of(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> dict[Var, _Kind]:
+def _kinds_of(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> dict[Var, int]:
     """Return the kinds of `atoms` and of all values from which they are computed. Frees each after its last use."""
     reached = list(plan.graph.upstream(atoms, known.__contains__))
     wanted = {id(plan.graph.producer[var]) for var in reached if var not in known}
@@ -191,9 +197,9 @@ def _operation(eqn: JaxprEqn) -> str:
     return f"`{eqn.primitive.name}`{at(line_of(eqn.source_info))}"
 
 
-def _kind(value: Any) -> _Kind:
+def _kind(value: Any) -> int:
     x = value if hasattr(value, "dtype") else np.asarray(value)
     if not jnp.issubdtype(x.dtype, np.inexact):
-        return _Kind.FINITE
+        return _FINITE
     x = np.asarray(x)
-    return _Kind.NAN if np.isnan(x).any() else _Kind.INFINITE if np.isinf(x).any() else _Kind.FINITE
+    return _NAN if np.isnan(x).any() else _INFINITE if np.isinf(x).any() else _FINITE

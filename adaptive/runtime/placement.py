@@ -41,8 +41,8 @@ _ELEMENTWISE |= {"mul", "ne", "neg", "not", "or", "pow", "rsqrt", "select_n", "s
 _ELEMENTWISE |= {"optimization_barrier", "sharding_constraint", "stop_gradient", collective_p.name, assert_scope_p.name}
 
 
-class OnDevice:
-    """A worker on one device.
+class Placement:
+    """Where the values of one worker are: here, on a device.
 
     Attributes:
       device: the device.
@@ -57,7 +57,7 @@ class OnDevice:
         self._sharding = SingleDeviceSharding(device)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OnDevice) and other.device == self.device
+        return isinstance(other, type(self)) and other.device == self.device
 
     def __hash__(self) -> int:
         return hash(self.device)
@@ -66,19 +66,21 @@ class OnDevice:
         """Return the sharding of a value."""
         return self._sharding
 
-    def arguments(self, call: SegmentFunction) -> Sequence[jax.ShapeDtypeStruct]:
-        """Return the shapes of a segment's arguments, with their shardings over a mesh: here, without."""
-        return call.shapes
+    def arguments(self, call: SegmentFunction) -> list[jax.ShapeDtypeStruct]:
+        """Return the shapes of a segment's arguments, with their shardings."""
+        each = zip(call.arguments, call.shapes, strict=True)
+        return [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self.sharding(a, s.shape)) for a, s in each]
 
-    def results(self, call: SegmentFunction) -> None:
-        """Return the shardings of a segment's results over a mesh: here, none."""
+    def results(self, call: SegmentFunction) -> list[Sharding]:
+        """Return the shardings of a segment's results."""
+        return [self.sharding(address, shape) for address, shape in zip(call.results, call.result_shapes, strict=True)]
 
     def specs(self, number: int, layout: Layout) -> list[PartSpec]:
-        """Return the parts of a message, for a channel."""
+        """Return the parts of a message, with their shardings over a mesh, for a channel."""
         return [PartSpec(p.shape, p.dtype, p.op) for p in layout.parts]
 
 
-class OnMesh:
+class OnMesh(Placement):
     """A worker on a mesh of devices.
 
     Args:
@@ -86,7 +88,7 @@ class OnMesh:
       state: leaves of the initial state.
 
     Attributes:
-      device, target, notes: see `OnDevice`; the first device.
+      device, target, notes: see `Placement`; the first device.
 
     Raises:
       DriverError: a message cannot be reduced in parts.
@@ -136,29 +138,15 @@ class OnMesh:
             self._known[address] = sharding
 
     def sharding(self, address: Address, shape: Sequence[int]) -> Sharding:
-        """Return the sharding of a value."""
         if address[0] == "batch" or (address in self._by_example and address not in self._known):
             return self._mesh.of_batch(shape[0])
         return self._known.get(address, self._mesh.whole)
 
-    def arguments(self, call: SegmentFunction) -> list[jax.ShapeDtypeStruct]:
-        """Return the shapes of a segment's arguments, with their shardings."""
-        each = zip(call.arguments, call.shapes, strict=True)
-        return [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self.sharding(a, s.shape)) for a, s in each]
-
-    def results(self, call: SegmentFunction) -> list[Sharding]:
-        """Return the shardings of a segment's results."""
-        return [self.sharding(address, shape) for address, shape in zip(call.results, call.result_shapes, strict=True)]
-
     def specs(self, number: int, layout: Layout) -> list[PartSpec]:
-        """Return the parts of a message with their shardings, for a channel."""
         return [
             PartSpec(p.shape, p.dtype, p.op, self.sharding(("part", number, j), p.shape))
             for j, p in enumerate(layout.parts)
         ]
-
-
-Placement = OnDevice | OnMesh
 
 
 def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Sequence[Any]) -> list[Placement]:
@@ -168,7 +156,7 @@ def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Se
       DriverError: see `OnMesh`.
     """
     if world.local_mesh is None:
-        return [OnDevice(device) for device in world.devices]
+        return [Placement(device) for device in world.devices]
     return [OnMesh(world.local_mesh, plan, layouts, state)] * len(world.devices)
 
 

@@ -330,5 +330,4 @@ class _WorkerPlaces:
             local: list[Address] = [("state", i, 0) for i in plan.changed_state if i in plan.local_state]
             local += [a for a in call.results if a[0] == "op_state" and plan.op_states[a[1]].scope != Scope.ALL]
             keeps = [self.places[address] for address in local]
-        replaced = sum(address[0] in ("state", "op_state") for address in call.results)
-        return Commit(self._operation(run, call, consts, {}, slice(0, replaced)), keeps)
+        return Commit(self._operation(run, call, consts, {}, slice(0, self._ctx.workers.replaced)), keeps)

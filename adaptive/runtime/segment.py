@@ -170,25 +170,23 @@ def segment_function(
         return out
 
     result_shapes = [a.aval.shape for a in outputs] + [part.shape for number in sent for part in layouts[number].parts]
-    return SegmentFunction(
-        *(run, arguments, tuple(shapes.values()), results, donated, consts_of(plan, segment)), tuple(result_shapes)
-    )
+    values = list(plan.graph.consts.values())
+    consts: dict[Address, Any] = {("const", i, 0): values[i] for i in segment.reads("const")}
+    return SegmentFunction(run, arguments, tuple(shapes.values()), results, donated, consts, tuple(result_shapes))
 
 
-def microbatch_functions(plan: Plan, feed: Feed, status: int) -> dict[int, SegmentFunction]:
+def microbatch_functions(
+    plan: Plan, feed: Feed, status: int, *, as_one: Set[Var] = frozenset()
+) -> dict[int, SegmentFunction]:
     """Return the segments of a plan that run for each microbatch, by level.
 
     Args:
       status: the number of elements of the status.
+      as_one: see `segment_function`.
     """
     layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=status)
-    return {level: segment_function(plan, segment, feed, layouts) for level, segment in plan.microbatches.items()}
-
-
-def consts_of(plan: Plan, segment: Segment) -> dict[Address, Any]:
-    """Return the arrays of the driver's closure that a segment reads, by address."""
-    values = list(plan.graph.consts.values())
-    return {("const", i, 0): values[i] for i in segment.reads("const")}
+    each = plan.microbatches.items()
+    return {level: segment_function(plan, segment, feed, layouts, as_one=as_one) for level, segment in each}
 
 
 def _sends_of(plan: Plan, segment: Segment) -> Sequence[int]:

@@ -18,6 +18,7 @@ from adaptive.base.channel import Channel
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
+from adaptive.operators.sources import MICROBATCHES
 
 from .finite import FiniteCheck, Trouble
 from .kernels import Kernels
@@ -63,6 +64,7 @@ class StepPlan:
       finite_checks: one for each message; empty without `finite`.
       hooks, metrics: for each hook, and for the metrics, a slice of `Plan.final_outputs`.
       status_message: the number of the message that carries the status; -1 if there is none.
+      min_microbatches: the minimum number of microbatches of every step.
     """
 
     def __init__(self, plans: Planner, world: World, *, status: int, finite: bool, name: str):
@@ -78,6 +80,14 @@ class StepPlan:
         ends = list(accumulate(of_hooks, initial=first))
         self.hooks, self.metrics = [slice(*found) for found in pairwise(ends)], slice(ends[-1], None)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
+        self._compares_groups = any(source.name == MICROBATCHES.name for source in plan.sources)
+        self.min_microbatches = self.min_microbatches_of(1, 1) if world.capacity == 1 else 1
+
+    def min_microbatches_of(self, size: int, global_batch: int) -> int:
+        """Return the minimum number of microbatches of a worker: two if it has all examples and the driver compares
+        groups of examples, as a noise scale does.
+        """
+        return 2 if size == global_batch and self._compares_groups else 1
 
 
 class Outcome(NamedTuple):

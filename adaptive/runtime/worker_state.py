@@ -39,6 +39,7 @@ class WorkerState:
       present: local indices of the workers that are members.
       places: the places of a worker's values, by address: first the state and operator states that a step replaces, in
         the order of the final segment's results, then the leaves of the state that no step changes.
+      replaced: the number of the first.
       values: the values of each worker by place, by local index. Those after `places` belong to the step that runs.
         State and operator states are up to date unless `held_by` has them; `states` and `op_states` always are.
       held_by: may hold the state in another form between its own steps.
@@ -55,6 +56,7 @@ class WorkerState:
         self._initial = {a: self._copied(state[a[1]], a, 0) for a in of_state if a[1] in plan.local_state}
         self._initial |= {a: value for a, value in inits.items() if plan.op_states[a[1]].scope != Scope.ALL}
         replaced = [a for a in final_results(plan) if a[0] in ("state", "op_state")]
+        self.replaced = len(replaced)
         self.places: dict[Address, int] = {a: n for n, a in enumerate(dict.fromkeys((*replaced, *of_state)))}
         self.values: list[list[Any]] = [[None] * len(self.places) for _ in placements]
         for address in of_state:

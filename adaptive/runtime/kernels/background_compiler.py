@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
-import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,18 +62,15 @@ class BackgroundCompiler:
         self._pauses, self._longest_pause = pauses, _FIRST_PAUSE
         self._beside_step = False  # whether the thread has compiled since the last step ended
         self._stepped = True  # whether a step has ended since the last job began
-        self._pausing = self._in_a_hurry = False
-        # For each step that ends in a pause, whether the thread compiled during it. Needs no lock, like `_bell`.
-        self._steps: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._quiet = 0  # undisturbed steps since the pause began
+        self._in_a_hurry = self._ended = False
         self._waiting: dict[Job, tuple[int, int]] = {}  # jobs with their order
         self._at: Job | None = None
-        self._lock = threading.Lock()
-        # Needs no lock, because the garbage collector may call `_end` anywhere.
-        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # Its lock may be taken again by the thread that has it: the garbage collector may call `_end` anywhere.
+        self._changed = threading.Condition()
         self._count = itertools.count()
         self._settings = current_settings()
         self._owner = weakref.ref(owner, self._end)
-        self._ended = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -85,17 +80,17 @@ class BackgroundCompiler:
 
     def unfinished(self) -> list[Job]:
         """Return the jobs that wait, and the one that is being carried out."""
-        with self._lock:
+        with self._changed:
             return [*self._waiting, *([] if self._at is None else [self._at])]
 
     def put(self, job: Job, *, urgent: bool = False) -> None:
         """Add a job. Urgent ones are done first."""
         if self._ended:
             return
-        with self._lock:
+        with self._changed:
             order = (0 if urgent else 1, next(self._count))
             self._waiting[job] = min(order, self._waiting.get(job, order))
-        self._bell.put(True)
+            self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adaptive-compiler", daemon=True)
             atexit.register(self._end_and_wait)
@@ -103,40 +98,38 @@ class BackgroundCompiler:
 
     def drop(self, job: Job) -> None:
         """Remove a job, unless it has begun."""
-        with self._lock:
+        with self._changed:
             self._waiting.pop(job, None)
 
     def step_ended(self) -> bool:
         """Record the end of a step. Returns whether something was compiled during it."""
-        with self._lock:
+        with self._changed:
             beside, self._beside_step = self._beside_step, self._at is not None
-            self._stepped = True
-        if self._pausing:
-            self._steps.put(beside)
+            self._stepped, self._quiet = True, 0 if beside else self._quiet + 1
+            if self._quiet == QUIET_STEPS:
+                self._changed.notify_all()
         return beside
 
-    @contextmanager
-    def without_pauses(self) -> Iterator[None]:
-        """Compile without pauses within the block, in which no step runs."""
-        self._in_a_hurry = True
-        self._steps.put(True)
-        try:
-            yield
-        finally:
-            self._in_a_hurry = False
-            with self._lock:  # what was waited for has disturbed no step
-                self._beside_step = self._at is not None
+    def finish(self) -> None:
+        """Wait until all jobs are done, without pauses, or one has failed. No step may run meanwhile."""
+        with self._changed:
+            self._in_a_hurry = True
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self.error or not (self._waiting or self._at))
+            finally:
+                self._in_a_hurry, self._beside_step = False, self._at is not None  # it has disturbed no step
 
     def close(self) -> None:
         """End the thread after its current compile."""
-        with self._lock:
+        with self._changed:
             self._waiting.clear()
         self._end()
 
     def _end(self, _owner: object = None) -> None:
-        self._ended = True
-        self._bell.put(False)
-        self._steps.put(True)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def _end_and_wait(self) -> None:
         self.close()
@@ -144,54 +137,47 @@ class BackgroundCompiler:
         self._thread.join()
 
     def _next(self) -> Job | None:
-        with self._lock:
-            self._at = min(self._waiting, key=self._waiting.__getitem__, default=None)
+        """Wait for a job, and return freed memory to the system meanwhile. Returns `None` if it was dropped, or at the
+        end.
+        """
+        for seconds in (*_TRIM_AFTER, None):
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting or self._ended, seconds):
+                    break
+            return_freed_memory()
+        with self._changed:
+            if self._pauses and self._stepped:
+                self._quiet = 0
+                self._changed.wait_for(self._may_go_on, self._longest_pause)
+            self._at = None if self._ended else min(self._waiting, key=self._waiting.__getitem__, default=None)
             if self._at is not None:
                 del self._waiting[self._at]
                 self._beside_step, self._stepped = True, False
             return self._at
 
-    def _pause(self) -> None:
-        """Let some steps pass without a compiler beside them."""
-        self._pausing, quiet, end = True, 0, time.monotonic() + self._longest_pause
-        with suppress(queue.Empty):
-            while quiet < QUIET_STEPS and not (self._in_a_hurry or self._ended):
-                beside = self._steps.get(timeout=max(0.0, end - time.monotonic()))
-                quiet = 0 if beside else quiet + 1
-        self._pausing = False
-
-    def _wait_for_work(self) -> bool:
-        """Wait for a job, and return freed memory to the system meanwhile. Returns False at the end."""
-        for seconds in _TRIM_AFTER:
-            try:
-                return self._bell.get(timeout=seconds)
-            except queue.Empty:
-                return_freed_memory()
-        return self._bell.get()
+    def _may_go_on(self) -> bool:
+        return self._quiet >= QUIET_STEPS or self._in_a_hurry or self._ended
 
     def _run(self) -> None:
         try:
-            self._carry_out_jobs()
+            while not self._ended and self.error is None:
+                self._carry_out(self._next())
         finally:
             atexit.unregister(self._end_and_wait)
 
-    def _carry_out_jobs(self) -> None:
-        while self._wait_for_work() and not self._ended:
-            if self._pauses and self._stepped:
-                self._pause()
-            job, owner = self._next(), self._owner()
-            if job is None or owner is None:
-                continue
-            began = time.monotonic()
-            try:
-                with self._settings():
-                    owner.carry_out(job)
-            except BaseException as error:  # raised in the next step
-                self.error = error
-                return
-            finally:
-                del owner
+    def _carry_out(self, job: Job | None) -> None:
+        owner, began = self._owner(), time.monotonic()
+        if job is None or owner is None:
+            return
+        try:
+            with self._settings():
+                owner.carry_out(job)
             self._longest_pause, self._at = time.monotonic() - began, None
+        except BaseException as error:  # raised in the next step
+            self.error = error
+        finally:
+            with self._changed:
+                self._changed.notify_all()
 
 
 def return_freed_memory() -> None:

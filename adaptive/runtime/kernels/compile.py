@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import jax
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding
 
 from adaptive.base.process.thread_status import thread_status
 from adaptive.base.values.ambient import current_settings, without_debug_checks
@@ -24,32 +24,24 @@ def compile_segment(
     *,
     name: str = "segment",
     donate: int = 0,
-    results: Sequence[Sharding] | None = None,
+    results: list[Sharding] | None = None,
 ) -> Callable:
     """Compile a function ahead of time for a device or a mesh, and return the program.
 
     Args:
       function: a function of pytrees of arrays. Its `__name__` is set.
-      shapes: shapes of its arguments, with their shardings over a mesh; without, they are on the device.
+      shapes: shapes of its arguments, with their shardings.
       device: the device, or the first one of the mesh.
       name: the name in profiles, after "jit_".
       donate: the number of arguments, from the first on, whose memory may be reused for results.
-      results: the shardings of its results over a mesh.
+      results: the shardings of its results.
     """
-
-    alone = SingleDeviceSharding(device)
-
-    def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return x if x.sharding is not None else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone)
-
-    placed_shapes = jax.tree.map(placed, tuple(shapes))
     function.__name__ = name  # of the program; not by a wrapper, because JAX traces a function once for all devices
     # Unused arguments are kept: each segment is given all that it is said to read.
-    to = None if results is None else list(results)
-    jitted = jax.jit(function, donate_argnums=tuple(range(donate)), keep_unused=True, out_shardings=to)
-    lowered = jitted.lower(*placed_shapes)
+    jitted = jax.jit(function, donate_argnums=tuple(range(donate)), keep_unused=True, out_shardings=results)
+    lowered = jitted.lower(*shapes)
     # A program over devices of several processes is compiled by all of them together, without waiting.
-    is_common = not all(x.sharding.is_fully_addressable for x in jax.tree.leaves(placed_shapes))
+    is_common = not all(x.sharding.is_fully_addressable for x in jax.tree.leaves(tuple(shapes)))
     with nullcontext() if is_common else one_compiles(name):
         return lowered.compile(compiler_options=compiler_options(device))
 

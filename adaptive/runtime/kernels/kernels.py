@@ -24,18 +24,10 @@ from .background_compiler import BackgroundCompiler, KernelJob, StepJob
 from .cache import compile_order
 from .compiled import CompiledKernels, Counters, Kernel
 from .memory_bound import MemoryBound
-from .microbatches import (
-    OWN_KERNEL_AFTER,
-    Microbatches,
-    by_size_alone,
-    fewest,
-    largest_in_cache,
-    missing_buckets,
-)
+from .microbatches import Microbatches, by_size_alone, fewest, largest_in_cache, missing_buckets
 
 _MORE = 2  # maximum ratio of the number of microbatches of the compiled kernels to that with all buckets
 _KEPT = 16  # number of sizes, besides buckets and those in use, whose kernels a worker keeps
-_FOR_EVER = 1 << 62
 _FEW_CORES = 4  # with fewer cores, a compiler slows the steps down
 
 
@@ -70,14 +62,7 @@ class _Worker:
     asked: int = 0  # last, by `Kernels.ask`
     current: int = 0  # until that is in force
     own: int = 0  # the last one for which a kernel of its own was requested
-    size: int = 0  # of the last steps
-    steps: int = 0  # their number
     microbatches: Microbatches = ()
-
-    def count_steps(self, size: int, taken: int) -> None:
-        """Count the steps since the last choice, if they had this size."""
-        self.steps = self.steps + taken if size == self.size else 0
-        self.size = size
 
     def outdated(self, ready: Sequence[int], buckets: Set[int]) -> list[int]:
         """Return the sizes whose kernels should be dropped, the first of those that are `ready`, in their order.
@@ -183,10 +168,6 @@ class Kernels:
         """
         return not self.splittable or self.makes_all
 
-    def is_one_microbatch(self, size: int) -> bool:
-        """Return whether a first step of this size is one microbatch."""
-        return self._first_kernels(size) == [size]
-
     def fixed_microbatches(self, size: int, *, by_memory: bool) -> Microbatches:
         """Return the microbatches of a worker that do not depend on which kernels are compiled.
 
@@ -199,17 +180,8 @@ class Kernels:
         resizable = self.deterministic and self.resizable
         return by_size_alone(size, self.min_microbatches, largest, resizable=resizable)
 
-    def choose(self, local_index: int, size: int, at_least: int = 1, *, taken: int = 1) -> tuple[Microbatches, int]:
-        """Choose the microbatches of a worker for its next steps: those for `size` examples; at least `at_least`.
-
-        Args:
-          taken: steps taken since the last call.
-
-        Returns:
-          The microbatches, and the number of steps for which they are valid while the revision stays.
-        """
-        worker, steps = self._workers[local_index], _FOR_EVER
-        worker.count_steps(size, taken)
+    def choose(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
+        """Choose the microbatches of a worker for `size` examples, while the revision stays; at least `at_least`."""
         if size == 0:
             microbatches: Microbatches = ()
         elif not self.splittable:
@@ -218,13 +190,8 @@ class Kernels:
             microbatches = self._by_size_alone(size, at_least)
         else:
             microbatches = self._of_compiled(local_index, size, at_least)
-            if self._may_get_own(local_index, size, at_least):
-                if worker.steps >= OWN_KERNEL_AFTER:
-                    self._ask_for_own(local_index, size)
-                else:
-                    steps = OWN_KERNEL_AFTER - worker.steps
-        worker.microbatches = microbatches
-        return microbatches, steps
+        self._workers[local_index].microbatches = microbatches
+        return microbatches
 
     def _of_compiled(self, local_index: int, size: int, at_least: int) -> Microbatches:
         """Return the fewest microbatches of compiled kernels: of those within `_limit`, if these make not many more."""
@@ -237,14 +204,14 @@ class Kernels:
         assert found is not None, "the kernels for a size in force are not dropped"
         return found
 
-    def _may_get_own(self, local_index: int, size: int, at_least: int) -> bool:
-        limit, ready = self._limit, self.compiled.ready[local_index]
-        return self.resizable and at_least == 1 and size not in ready and (limit is None or size <= limit)
-
-    def _ask_for_own(self, local_index: int, size: int) -> None:
-        """Compile a kernel for this size in the background."""
-        worker = self._workers[local_index]
-        if worker.own == size:
+    def ask_for_own(self, local_index: int, size: int, at_least: int = 1) -> None:
+        """Compile a kernel for this size, at which a worker has stayed, in the background, if it may run as one
+        microbatch.
+        """
+        worker, limit = self._workers[local_index], self._limit
+        if not (self.splittable and self.resizable and size) or self.deterministic or at_least > 1:
+            return
+        if worker.own == size or size in self.compiled.ready[local_index] or (limit is not None and size > limit):
             return
         if worker.own not in self.compiled.buckets:
             self._compiler.drop(KernelJob(local_index, worker.own))
@@ -281,16 +248,11 @@ class Kernels:
     def require_first(self, sizes: Sequence[int]) -> None:
         """Compile the kernels for `sizes` (by local index), and wait for them."""
         for local_index, size in enumerate(sizes):
-            self._require_first(local_index, size)
-
-    def _require_first(self, local_index: int, size: int) -> None:
-        while not self.can_make(local_index, size):
-            bound = self.largest_microbatch
-            for needed in self._first_kernels(size):
-                self.compiled.compile(local_index, needed)
-            if self.largest_microbatch == bound:
-                return
-            # A kernel was too large for the memory: it takes smaller ones.
+            bound: int | None = 0
+            while not self.can_make(local_index, size) and bound != self.largest_microbatch:
+                bound = self.largest_microbatch  # lower afterwards, if a kernel was too large for the memory
+                for needed in self._first_kernels(size):
+                    self.compiled.compile(local_index, needed)
 
     def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
         """Compile kernels for exactly these microbatches (by local index), and wait for them."""
@@ -388,10 +350,8 @@ class Kernels:
         Raises:
           Exception: the error of the background compiler.
         """
-        with self._compiler.without_pauses():
-            while not self.warm:
-                self.check()
-                time.sleep(0.005)
+        self._compiler.finish()
+        self.check()
 
     def check(self) -> None:
         """Raise the error of the background compiler, if it has failed."""

@@ -17,7 +17,9 @@ import controllers as ctrl
 import monitors as mon
 from adaptive.base.revision import Revision
 from adaptive.runtime.host_step import HostStep
+from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.segment import Feed
+from tests.adaptive.drivers import HeldCompiler
 from tests.relaxed import relaxed_tx
 
 DATA = {
@@ -134,6 +136,24 @@ def test_a_schedule_that_is_kept_gives_what_one_built_for_each_step_gives(driver
     assert driver is not spoilt or sum(report.skipped for report in kept[0]) == 3
     assert driver is not monitored or {report.global_batch for report in kept[0]} == {16, 24}
     assert driver is not compared or {report.microbatches for report in kept[0]} == {((8, 8),)}
+
+
+def test_sizes_that_have_stayed_get_kernels_of_their_own(monkeypatch):
+    monkeypatch.setattr("adaptive.runtime.host_step.OWN_KERNEL_AFTER", 3)
+
+    def driver(state, batch):
+        return state + comm.all_reduce(batch["y"].mean()), {}
+
+    with ad.Program(driver, jnp.zeros(()), DATA, global_batch=4, world=LocalWorld(1)) as program:
+        held = HeldCompiler(program._parts.engine.kernels)
+        program.step()
+        held.compile()
+        program.rescale(global_batch=3)
+        ran = [report.microbatches for report in program.run(steps=5)]
+        assert held.asked == [(0, 3)]
+        held.compile()
+        ran += [program.step().microbatches]
+    assert ran == [((4,),), *[((2, 1),)] * 4, ((3,),)]
 
 
 def same(mine, other):

@@ -13,7 +13,7 @@ import collectives as comm
 from adaptive import operators
 from adaptive.graph import partition
 from adaptive.graph.trace import trace
-from adaptive.runtime.placement import OnDevice
+from adaptive.runtime.placement import Placement
 from adaptive.runtime.worker_state import WorkerState, copied
 from tests.adaptive.drivers import batch_of
 
@@ -34,7 +34,7 @@ def held(n=3):
     """Return the state of `n` workers, numbered from 10 on. Each leaf holds another number on each worker."""
     graph = trace(driver, jax.eval_shape(lambda: INITIAL), batch_of(4), capacity=n)
     plan = partition.plan(graph, local_state=[PLACES["own"]])
-    return WorkerState(plan, jax.tree.leaves(INITIAL), [OnDevice(jax.devices()[0])] * n)
+    return WorkerState(plan, jax.tree.leaves(INITIAL), [Placement(jax.devices()[0])] * n)
 
 
 def marked(workers, by=100):

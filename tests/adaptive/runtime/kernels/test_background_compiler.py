@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.speed import limit
 
 DEADLINE = limit(60)
 FIRST, SECOND, THIRD = (KernelJob(0, size) for size in (8, 4, 2))
+ASKED = KernelJob(0, 7)
 
 
 class Compiles:
@@ -34,11 +37,24 @@ def owner():
 
 @pytest.fixture
 def compiler(owner):
-    compiler = BackgroundCompiler(owner)
+    yield from ends_in_the_end(owner, BackgroundCompiler(owner))
+
+
+@pytest.fixture
+def pausing(owner, monkeypatch):
+    """A compiler whose pauses end with steps, because each compile seems to take a thousand seconds."""
+    seconds = itertools.count(step=1000)
+    monkeypatch.setattr(_background, "_FIRST_PAUSE", DEADLINE)
+    monkeypatch.setattr(_background, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    yield from ends_in_the_end(owner, BackgroundCompiler(owner, pauses=True))
+
+
+def ends_in_the_end(owner, compiler):
     yield compiler
     owner.may_end.release(10)
     compiler.close()
     compiler._thread.join(DEADLINE)
+    assert not compiler._thread.is_alive()  # a pause ends too
 
 
 def ends(compiler):
@@ -48,6 +64,15 @@ def ends(compiler):
             return
         patience.wait(0.001)
     raise AssertionError("not in time")
+
+
+def steps_until_a_job_begins(owner, compiler):
+    """Take steps until a job begins; return for each whether something was compiled during it."""
+    beside = []
+    while not owner.began.acquire(timeout=0.01):  # the thread may need some time to notice a step
+        beside.append(compiler.step_ended())
+        assert len(beside) < 300
+    return beside
 
 
 def test_urgent_jobs_go_first_and_dropped_ones_are_not_done(owner, compiler):
@@ -69,13 +94,9 @@ def test_a_step_is_beside_the_compiler_from_where_it_begins_to_where_it_ends(own
     assert [compiler.step_ended() for _ in range(3)] == [True, True, True]
     owner.may_end.release()
     ends(compiler)
-    assert compiler.step_ended()  # it began beside it
-    assert not compiler.step_ended()
-
-
-def test_a_compile_within_one_step_counts(owner, compiler):
+    assert [compiler.step_ended() for _ in range(2)] == [True, False]  # one began beside it
     owner.may_end.release()
-    compiler.put(FIRST)
+    compiler.put(SECOND)  # within one step
     ends(compiler)
     assert [compiler.step_ended() for _ in range(2)] == [True, False]
 
@@ -83,53 +104,32 @@ def test_a_compile_within_one_step_counts(owner, compiler):
 # --- pauses, in which steps are measured ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pausing(owner, monkeypatch):
-    monkeypatch.setattr(_background, "_FIRST_PAUSE", DEADLINE)
-    compiler = BackgroundCompiler(owner, pauses=True)
-    yield compiler
-    owner.may_end.release(10)
-    compiler.close()
-    compiler._thread.join(DEADLINE)
-    assert not compiler._thread.is_alive()  # a pause ends too
-
-
-def waits_for_steps(compiler):
-    """Return when the thread has come to a pause."""
-    patience = threading.Event()
-    for _ in range(int(DEADLINE * 1000)):
-        if compiler._pausing:
-            return
-        patience.wait(0.001)
-    raise AssertionError("not in time")
-
-
-def test_some_steps_pass_alone_before_a_job_begins(owner, pausing):
+def test_some_undisturbed_steps_pass_before_each_job(owner, pausing):
     pausing.put(FIRST)
-    waits_for_steps(pausing)
-    for _ in range(QUIET_STEPS - 1):
-        assert not pausing.step_ended()
-    assert not owner.began.acquire(blocking=False)
-    assert not pausing.step_ended()
-    assert owner.began.acquire(timeout=DEADLINE)
-
-
-def test_a_step_that_began_beside_the_compiler_does_not_count(owner, pausing):
-    pausing._longest_pause = 0.0
-    pausing.put(FIRST)
-    assert owner.began.acquire(timeout=DEADLINE)
+    steps = steps_until_a_job_begins(owner, pausing)
+    assert len(steps) >= QUIET_STEPS
+    assert not any(steps)
+    pausing.put(SECOND)
     assert pausing.step_ended()
     owner.may_end.release()
-    ends(pausing)
-    pausing._longest_pause = DEADLINE
-    pausing.put(SECOND)
-    waits_for_steps(pausing)
-    assert pausing.step_ended()
-    for _ in range(QUIET_STEPS - 1):
-        assert not pausing.step_ended()
-    assert not owner.began.acquire(blocking=False)
-    assert not pausing.step_ended()
-    assert owner.began.acquire(timeout=DEADLINE)
+    steps = steps_until_a_job_begins(owner, pausing)
+    assert steps[0]  # it began beside the compiler
+    assert len(steps) - sum(steps) >= QUIET_STEPS
+
+
+def test_what_is_asked_for_begins_after_a_few_steps_however_long_compiles_take_and_whatever_waits(owner, pausing):
+    """A pause as long as the last compile would delay the first new size of a short run by hundreds of steps."""
+    for job in (FIRST, SECOND, THIRD):
+        pausing.put(job)
+    steps_until_a_job_begins(owner, pausing)
+    pausing.step_ended()
+    pausing.put(ASKED, urgent=True)
+    owner.may_end.release()
+    steps_until_a_job_begins(owner, pausing)
+    assert set(pausing.unfinished()) == {ASKED, SECOND, THIRD}
+    owner.may_end.release()
+    steps_until_a_job_begins(owner, pausing)
+    assert owner.done == [FIRST, ASKED]
 
 
 def test_a_pause_lasts_no_longer_than_the_job_before_and_needs_steps(owner, pausing):
@@ -138,7 +138,6 @@ def test_a_pause_lasts_no_longer_than_the_job_before_and_needs_steps(owner, paus
     pausing.put(FIRST)
     pausing.put(SECOND)  # no step is ever taken
     ends(pausing)
-    pausing._longest_pause = DEADLINE
     pausing.put(THIRD)
     ends(pausing)
     assert owner.done == [FIRST, SECOND, THIRD]
@@ -147,9 +146,7 @@ def test_a_pause_lasts_no_longer_than_the_job_before_and_needs_steps(owner, paus
 def test_waiting_for_kernels_ends_a_pause_and_urgent_jobs_still_go_first(owner, pausing):
     owner.may_end.release(2)
     pausing.put(FIRST)
-    waits_for_steps(pausing)
     pausing.put(SECOND, urgent=True)
-    with pausing.without_pauses():
-        ends(pausing)
+    pausing.finish()
     assert owner.done == [SECOND, FIRST]
     assert not pausing.step_ended()  # it disturbed no step

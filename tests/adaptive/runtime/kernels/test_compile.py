@@ -16,7 +16,10 @@ from adaptive.runtime.kernels.compile import compile_segment, compiler_options
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data
 
-SHAPE = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+def shape(device=None):
+    on = jax.sharding.SingleDeviceSharding(device or jax.local_devices()[0])
+    return jax.ShapeDtypeStruct((2,), jnp.float32, sharding=on)
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def folder(tmp_path):
 
 def update(rate, device=None):
     """A program that depends on a number."""
-    return compile_segment(lambda x: x - rate * x, (SHAPE,), device or jax.local_devices()[0], name="update")
+    return compile_segment(lambda x: x - rate * x, (shape(device),), device or jax.local_devices()[0], name="update")
 
 
 def result(compiled):
@@ -47,7 +50,7 @@ def test_a_program_runs_on_its_device():
 
 
 def test_unused_arguments_are_kept():
-    one = compile_segment(lambda x, y: x, (SHAPE, SHAPE), jax.local_devices()[0], name="choose")
+    one = compile_segment(lambda x, y: x, (shape(), shape()), jax.local_devices()[0], name="choose")
     assert one(np.zeros(2, np.float32), np.ones(2, np.float32)).tolist() == [0, 0]
 
 
@@ -62,7 +65,7 @@ def test_a_program_is_read_from_the_cache(folder):
 
 def test_memory_is_given_up_where_it_may_be():
     for device in jax.local_devices():
-        run = compile_segment(lambda x: x + 1, (SHAPE,), device, donate=1)
+        run = compile_segment(lambda x: x + 1, (shape(device),), device, donate=1)
         old = jax.device_put(np.ones(2, np.float32), device, may_alias=False)
         assert run(old)[0] == 2
         assert old.is_deleted()
@@ -91,4 +94,4 @@ def test_compilers_of_gpus_do_not_wait_for_each_other(monkeypatch):
     assert compiler_options(cpu) is None
     options = compiler_options(gpu)
     assert options == {"xla_gpu_shard_autotuning": False}
-    jax.jit(lambda x: x + 1).lower(SHAPE).compile(compiler_options=options)  # XLA knows it
+    jax.jit(lambda x: x + 1).lower(shape()).compile(compiler_options=options)  # XLA knows it

@@ -12,7 +12,7 @@ import pytest
 
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels.constants import Constants
-from adaptive.runtime.placement import OnDevice
+from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 
 TABLES = [
@@ -71,11 +71,11 @@ def test_kernels_of_all_sizes_share_closed_over_arrays():
         shapes = jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((9,), "f4")
         table = np.arange(9, dtype=np.float32)  # another object in each trace
         addresses = ("batch", 0, 0), ("const", 0, 0)
-        consts = {addresses[1]: table}
-        return {0: SegmentFunction(lambda batch, const: [batch.sum() + const], addresses, shapes, (), consts=consts)}
+        results = {"results": (("part", 0, 0),), "result_shapes": ((9,),), "consts": {addresses[1]: table}}
+        return {0: SegmentFunction(lambda batch, const: [batch.sum() + const], addresses, shapes, **results)}
 
     devices = jax.local_devices()[:2]
-    kernels = Kernels(trace, list(map(OnDevice, devices)), splittable=True)
+    kernels = Kernels(trace, list(map(Placement, devices)), splittable=True)
     kernels.require_microbatches([(2, 3), (3,)])
     tables = [kernels.kernel(local, size, 0).call.consts["const", 0, 0] for local, size in ((0, 2), (0, 3), (1, 3))]
     assert tables[0] is tables[1]

@@ -17,8 +17,7 @@ from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
 from adaptive.runtime.kernels.cache import compile_order
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
-from adaptive.runtime.kernels.microbatches import OWN_KERNEL_AFTER
-from adaptive.runtime.placement import OnDevice
+from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 from tests.adaptive.drivers import HeldCompiler
 from tests.speed import limit
@@ -28,8 +27,9 @@ DEADLINE = limit(60)  # seconds, for what happens in a moment
 
 def trace(size):
     """A segment that sums a batch, on level 0."""
-    shapes = (jax.ShapeDtypeStruct((size,), jnp.float32),)
-    return {0: SegmentFunction(lambda batch: [batch.sum()], (("batch", 0, 0),), shapes, ())}
+    shapes, results = (jax.ShapeDtypeStruct((size,), jnp.float32),), (("part", 0, 0),)
+    run = lambda batch: [batch.sum()]  # noqa: E731
+    return {0: SegmentFunction(run, (("batch", 0, 0),), shapes, results, result_shapes=((),))}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def make(monkeypatch):
     ):
         kernels = Kernels(
             trace,
-            list(map(OnDevice, devices or jax.local_devices()[:workers])),
+            list(map(Placement, devices or jax.local_devices()[:workers])),
             splittable=splittable,
             **more,
             options=KernelOptions(largest_microbatch, deterministic, compile_order=compile_order),
@@ -75,7 +75,7 @@ def take_steps(kernels, size, steps, *, at_least=1, local=0):
     """Take steps as the loop does. Returns the microbatches of each step."""
     taken = []
     for _ in range(steps):
-        taken.append(kernels.choose(local, size, at_least)[0])
+        taken.append(kernels.choose(local, size, at_least))
         if kernels.busy:
             kernels.step_ended()
     return taken
@@ -123,7 +123,7 @@ def test_the_buckets_makes_every_size(make, first):
     assert kernels.makes_all
     for size in range(1, 2 * first + 1):
         assert kernels.can_make(0, size)
-        assert sum(kernels.choose(0, size)[0]) == size
+        assert sum(kernels.choose(0, size)) == size
 
 
 def test_all_workers_have_to_be_able_to_make_a_size(make):
@@ -198,14 +198,14 @@ def test_on_a_cpu_microbatches_are_as_large_as_its_cache_permits(make):
     kernels = make(microbatch_bytes=1000)
     kernels.require([256])
     kernels.compiled.temporaries = 256, 64 << 20  # a quarter of a MiB for each example
-    assert kernels.choose(0, 256)[0] == (256,)  # until smaller ones are compiled
+    assert kernels.choose(0, 256) == (256,)  # until smaller ones are compiled
     kernels.extend(1024)
     kernels._compiler.compile()
     assert max(set(ready(kernels)) - {256}) == 128  # asked for before that was known
-    assert kernels.choose(0, 256)[0] == (32,) * 8
+    assert kernels.choose(0, 256) == (32,) * 8
     assert take_steps(kernels, 100, 200)[-1] == (32, 32, 32, 4)
     assert kernels.warm  # no kernel of its own for 100
-    assert kernels.choose(0, 24)[0] == (16, 8)
+    assert kernels.choose(0, 24) == (16, 8)
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"microbatch_bytes": 64 << 20}], ids=str)
@@ -214,7 +214,7 @@ def test_the_cache_does_not_bound_microbatches_of_large_gradients_and_determinis
     kernels.require([256])
     kernels.compiled.temporaries = 256, 64 << 20
     kernels._compiler.compile()
-    assert kernels.choose(0, 256)[0] == (256,)
+    assert kernels.choose(0, 256) == (256,)
 
 
 def test_a_batch_above_microbatch_runs_in_several(make):
@@ -233,7 +233,7 @@ def test_no_kernel_is_larger_than_microbatch(make):
     assert [size for _, size in kernels._compiler.asked] == [4, 1]
     kernels._compiler.compile()
     for size in range(1, 50):
-        assert max(kernels.choose(0, size)[0]) <= 6
+        assert max(kernels.choose(0, size)) <= 6
     kernels.extend(1000)
     assert kernels._compiler.asked == []
 
@@ -243,7 +243,7 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     kernels.require([6])
     assert ready(kernels) == [6]
     assert kernels._compiler.asked == []
-    assert kernels.choose(0, 6)[0] == (6,)
+    assert kernels.choose(0, 6) == (6,)
     assert not kernels.can_make(0, 12)
     assert not kernels.makes_all
     assert kernels.can_join()  # and compiles behind that, whatever size it is given
@@ -251,13 +251,13 @@ def test_a_batch_that_cannot_be_split_has_a_kernel_of_its_own(make):
     assert kernels._compiler.asked == [(0, 12)]
     kernels._compiler.compile()
     assert kernels.can_make(0, 12)
-    assert kernels.choose(0, 12)[0] == (12,)
+    assert kernels.choose(0, 12) == (12,)
 
 
 def test_before_smaller_kernels_exist_a_batch_is_one_microbatch(make):
     kernels = make()
     kernels.require([6])
-    assert kernels.choose(0, 6, at_least=2)[0] == (6,)
+    assert kernels.choose(0, 6, at_least=2) == (6,)
 
 
 @given(
@@ -273,7 +273,7 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
     """The first size, of its first kernels and of whatever is there of the buckets; and any other that can be made."""
     kernels = Kernels(
         trace,
-        [OnDevice(jax.local_devices()[0])],
+        [Placement(jax.local_devices()[0])],
         splittable=True,
         min_microbatches=min_microbatches,
         options=KernelOptions(microbatch, deterministic),
@@ -289,7 +289,7 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
         if number and not kernels.can_make(0, wanted):
             kernels.require([wanted])
         for _ in range(4):
-            microbatches = kernels.choose(0, wanted, min_microbatches)[0]
+            microbatches = kernels.choose(0, wanted, min_microbatches)
             assert sum(microbatches) == wanted
             assert set(microbatches) <= set(ready(kernels))
             assert max(microbatches) <= (microbatch or wanted)
@@ -304,23 +304,12 @@ def test_deterministic_microbatches_depend_on_the_size_alone(make):
     kernels = warmed(make(deterministic=True), 40)
     sizes = (40, 24, 7)
     for _ in range(300):
-        assert kernels.choose(0, 40)[0] == (32, 8)
-    assert [kernels.choose(0, size)[0] for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
+        assert kernels.choose(0, 40) == (32, 8)
+    assert [kernels.choose(0, size) for size in sizes] == [(32, 8), (16, 8), (4, 2, 1)]
     assert kernels._compiler.asked == []
 
 
 # --- what a step asks -------------------------------------------------------------------------------------------------
-
-
-def test_microbatches_are_valid_until_a_kernel_of_their_own_may_be_asked_for(make):
-    kernels = warmed(make(), 8)
-    microbatches, steps = kernels.choose(0, 8)
-    assert microbatches == (8,)
-    assert steps > 1 << 60
-    assert kernels.choose(0, 7) == ((4, 2, 1), OWN_KERNEL_AFTER)
-    assert kernels.choose(0, 7, taken=10) == ((4, 2, 1), OWN_KERNEL_AFTER - 10)
-    kernels.choose(0, 7, taken=OWN_KERNEL_AFTER - 10)
-    assert kernels._compiler.asked == [(0, 7)]
 
 
 def test_a_new_kernel_is_noticed_at_once(make):
@@ -353,30 +342,23 @@ def test_a_step_knows_whether_there_is_a_compiler_to_be_asked_about(make):
 
 def test_a_size_that_has_stayed_gets_a_kernel_of_its_own(make):
     kernels = warmed(make(), 8)
-    assert set(take_steps(kernels, 7, OWN_KERNEL_AFTER)) == {(4, 2, 1)}
-    assert kernels._compiler.asked == []
-    assert take_steps(kernels, 7, 1) == [(4, 2, 1)]  # asked for, and compiled in the background
+    assert kernels.choose(0, 7) == (4, 2, 1)
+    kernels.ask_for_own(0, 7)
+    assert kernels.choose(0, 7) == (4, 2, 1)  # compiled in the background
     assert kernels._compiler.asked == [(0, 7)]
     kernels._compiler.compile()
-    assert kernels.choose(0, 7)[0] == (7,)
-    take_steps(kernels, 7, 200)
+    assert kernels.choose(0, 7) == (7,)
+    kernels.ask_for_own(0, 7)
     assert kernels._compiler.asked == []
 
 
-def test_steps_at_another_size_begin_the_count_again(make):
-    kernels = warmed(make(), 8)
-    for _ in range(5):
-        take_steps(kernels, 7, OWN_KERNEL_AFTER)
-        take_steps(kernels, 5, 1)
-    assert kernels._compiler.asked == []
-
-
-@pytest.mark.parametrize("options", [{"deterministic": True}, {"largest_microbatch": 4}], ids=str)
-def test_there_is_none_in_deterministic_programs_and_above_microbatch(make, options):
+@pytest.mark.parametrize(
+    ("options", "at_least"), [({"deterministic": True}, 1), ({"largest_microbatch": 4}, 1), ({}, 2)], ids=str
+)
+def test_there_is_none_in_deterministic_programs_above_microbatch_and_for_groups(make, options, at_least):
     kernels = warmed(make(**options), 8)
-    take_steps(kernels, 7, 4 * OWN_KERNEL_AFTER)
+    kernels.ask_for_own(0, 7, at_least)
     assert kernels._compiler.asked == []
-    assert 7 not in ready(kernels)
 
 
 # --- what nobody wants any more ------------------------------------------------------------------------------------
@@ -396,7 +378,7 @@ def test_a_requested_size_replaces_a_pending_one(make):
 def test_a_kernel_of_its_own_replaces_an_older_pending_one(make):
     kernels = warmed(make(), 8)
     for size in (7, 6, 5):
-        take_steps(kernels, size, OWN_KERNEL_AFTER + 1)
+        kernels.ask_for_own(0, size)
         assert kernels._compiler.asked == [(0, size)]
 
 
@@ -408,13 +390,13 @@ def go_through(kernels, sizes, current):
         assert kernels.can_make(0, size)  # as announced to the other processes
         assert kernels.can_make(0, current)
         current = size
-        assert kernels.choose(0, size)[0] == (size,)
+        assert kernels.choose(0, size) == (size,)
 
 
 def test_kernels_that_were_compiled_longest_ago_are_let_go(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.choose(0, 10)[0]
+    kernels.choose(0, 10)
     go_through(kernels, range(11, 100), 10)
     assert len(ready(kernels)) <= KEPT + 3
     assert ready(kernels)[-KEPT:] == list(range(100 - KEPT, 100))
@@ -423,7 +405,7 @@ def test_kernels_that_were_compiled_longest_ago_are_let_go(make):
 def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
     kernels = make(splittable=False)
     kernels.require([10])
-    kernels.choose(0, 10)[0]
+    kernels.choose(0, 10)
     kernels.require_microbatches([range(100, 150)])
     kernels.ask([11], [10])
     kernels._compiler.compile()
@@ -439,14 +421,14 @@ def test_kernels_of_pending_sizes_are_kept_among_many_sizes(make):
 def test_the_buckets_is_never_let_go(make):
     kernels = warmed(make(), 64)
     kernels.require_microbatches([list(range(65, 128))])
-    assert kernels.choose(0, 65)[0] == (65,)
+    assert kernels.choose(0, 65) == (65,)
     kernels.ask([66], [65])
     assert {1, 2, 4, 8, 16, 32, 64, 65} <= set(ready(kernels))
     assert len(ready(kernels)) <= 7 + KEPT + 3
-    assert sum(kernels.choose(0, 66)[0]) == 66
+    assert sum(kernels.choose(0, 66)) == 66
     for size in range(1, 300):
         assert kernels.can_make(0, size)
-        assert sum(kernels.choose(0, size)[0]) == size
+        assert sum(kernels.choose(0, size)) == size
 
 
 def test_no_kernel_is_dropped_before_buckets_can_replace_it(make):
@@ -473,7 +455,7 @@ def until(condition):
 
 
 def with_a_thread(trace=trace):
-    return Kernels(trace, [OnDevice(jax.local_devices()[0])], splittable=True)
+    return Kernels(trace, [Placement(jax.local_devices()[0])], splittable=True)
 
 
 def test_buckets_are_compiled_in_the_background():
