@@ -30,7 +30,8 @@ def large(x):
 def compile_segment(function, shapes, device, **options):
     if threading.current_thread().name == "adaptive-compiler":
         compiling.set()
-        REAL(large, (jax.ShapeDtypeStruct((16, 16), jnp.float32),), device, name="large")
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        REAL(large, (jax.ShapeDtypeStruct((16, 16), jnp.float32, sharding=sharding),), device, name="large")
         Path(MARKER).touch()
     return REAL(function, shapes, device, **options)
 
