@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from functools import cache
+from functools import cache, lru_cache
 
 SLOWNESS = "TESTS_SLOWNESS"  # measured when the suite starts, for all of its processes; may be set by hand
 _LOOP, _REFERENCE = 400_000, 0.022  # a loop of so many rounds takes so many seconds on an idle core
@@ -57,19 +57,14 @@ def at_start() -> float:
     return float(os.environ[SLOWNESS])
 
 
-class _Recent:
-    """The slowness now, measured again where the latest measurement is older than `_VALID`."""
-
-    def __init__(self):
-        self._measured_at, self._slowness = float("-inf"), 1.0
-
-    def __call__(self) -> float:
-        if time.monotonic() - self._measured_at > _VALID:
-            self._slowness, self._measured_at = slowness(), time.monotonic()
-        return self._slowness
+@lru_cache(maxsize=1)
+def _slowness_of(period: int) -> float:
+    return slowness()
 
 
-recent_slowness = _Recent()
+def recent_slowness() -> float:
+    """Return the slowness now; it is measured once in `_VALID` seconds."""
+    return _slowness_of(int(time.monotonic() // _VALID))
 
 
 def limit(seconds: float) -> float:

@@ -59,6 +59,7 @@ def embedded(made: Sequence[Chart]) -> dict[str, Any]:
     for chart in made:
         for legend in chart.figure.legend:
             legend.visible, legend.orientation, legend.border_line_color = len(legend.items) > 1, "horizontal", None
+            legend.ncols = 4
             chart.figure.add_layout(legend, "above")
     script, elements = components({chart.name: chart.figure for chart in made})
     library = "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)
@@ -158,7 +159,7 @@ def _waits(canvas: _Canvas) -> Chart:
     run = canvas.run
     share = 100 * canvas.mean(run.workers["waiting"]) / np.maximum(canvas.mean(run.seconds), 1e-9)[:, None]
     high = float(np.clip(np.nanpercentile(share, 97), 20, 100))
-    height = min(260 + 3 * run.n, 460) if run.n > FEW else 110 + 26 * run.n
+    height = min(310 + 3 * run.n, 510) if run.n > FEW else 160 + 26 * run.n
     figure = canvas.figure("worker", -0.5, run.n - 0.5, height=height)
     figure.yaxis.ticker = canvas.models.BasicTicker(min_interval=1, num_minor_ticks=0)
     figure.grid.grid_line_color = None

@@ -85,8 +85,8 @@ PLAIN = Group(
         Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
         Row("ad.data.from_source(Files(), random_map=noise)", NOISY, in_program=True),
         Row("ad.data.from_source(Files(), num_threads=4)", DICT),
-        Row("ad.data.from_source(Files(), num_readers=1)", DICT, on_ranks=True),
-        Row("ad.data.from_iterator(rows)", DICT, on_ranks=True),
+        Row("ad.data.from_source(Files(), num_readers=1)", DICT, in_program=True),
+        Row("ad.data.from_iterator(rows)", DICT, in_program=True),
         Row("ad.data.from_iterator(rows, map=double, length=24)", {"i": IDS, "x": 2 * X}, in_program=True),
         Row("ad.data.from_iterator(rows_of_worker)", DICT, in_program=True),
         Row("npz", DICT, refused=True),
@@ -114,7 +114,7 @@ TORCH = Group(
     (
         Row('{"i": torch.arange(24), "x": t}', DICT),
         Row('{"i": torch.arange(24), "x": t.to(torch.bfloat16)}', {"i": IDS, "x": HALF}),
-        Row("Dataset()", DICT, on_ranks=True),
+        Row("Dataset()", DICT),
         Row("Pairs()", (X, IDS)),
         Row("Subset(TensorDataset(torch.arange(24).repeat(2), t.repeat(2, 1)), range(24))", PAIR),
         Row("ad.data.from_iterator(lambda: iter(DataLoader(Dataset(), batch_size=None)))", DICT),
@@ -139,10 +139,10 @@ GRAIN = Group(
     ("grain",),
     grain_names,
     (
-        Row("data", DICT, on_ranks=True),
+        Row("data", DICT),
         Row("data.shuffle(seed=1).map(double)", {"i": IDS, "x": 2 * X}),
         Row("data.filter(even)", DICT, refused=True),
-        Row("data.to_iter_dataset()", DICT, refused=True, on_ranks=True),
+        Row("data.to_iter_dataset()", DICT, refused=True),
         Row("loader", DICT, refused=True),
     ),
 )
@@ -161,7 +161,7 @@ HUGGING_FACE = Group(
     ("datasets",),
     hugging_face_names,
     (
-        Row('data.with_format("numpy")', DICT, on_ranks=True),
+        Row('data.with_format("numpy")', DICT),
         Row('data.with_format("torch")', DICT),
         Row("data", DICT, refused=True),
         Row("data.to_iterable_dataset()", DICT, refused=True),

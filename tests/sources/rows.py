@@ -27,14 +27,12 @@ class Row:
         example is known. A leaf that is a `jax.ShapeDtypeStruct` can have any values.
       refused: whether the data are refused, with an error whose last words are the line to write. The program takes
         what that line says.
-      on_ranks: whether it is tested in programs, and on ranks.
-      in_program: whether it is tested in programs, and not on ranks.
+      in_program: whether it is tested in programs, too.
     """
 
     data: str
     examples: Any
     refused: bool = False
-    on_ranks: bool = False
     in_program: bool = False
 
     @property
@@ -83,7 +81,7 @@ def advice(data: Any) -> str:
 
 
 def name(group: Group, row: Row) -> str:
-    """What tests and jobs call a row."""
+    """Return what tests call a row."""
     return f"{group.title}: {row.data}"
 
 

@@ -19,7 +19,7 @@ from tests.sources.checks import GLOBAL_BATCH, check, numbers_of, program_of
 STEPS, KEPT = 11, 3  # two epochs and a part of the third; the checkpoint is in mid-epoch
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.on_ranks or row.in_program))
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: row.in_program))
 def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_steps(group, row):
     with program_of(row, group.build(row), world=comm.SoloWorld()) as program:
         seen = [check(row, program, program.step()) for _ in range(KEPT)]
@@ -31,7 +31,7 @@ def test_each_example_occurs_once_per_epoch_and_a_restored_program_repeats_the_s
         assert [check(row, restored, restored.step()) for _ in range(STEPS - KEPT)] == seen[KEPT:]
 
 
-@pytest.mark.parametrize(("group", "row"), cases(lambda row: not (row.on_ranks or row.in_program)))
+@pytest.mark.parametrize(("group", "row"), cases(lambda row: not row.in_program))
 def test_data_or_the_line_that_an_error_says_to_write_give_each_example_once_per_epoch(group, row):
     stream = Stream(open_data(group.build(row), 1, range(1)), seed=3, workers=range(1))
     seen = np.zeros(row.length, int)

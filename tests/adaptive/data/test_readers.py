@@ -76,7 +76,7 @@ class Hanging:
         self.ends.wait(limit(120))
 
 
-@pytest.mark.parametrize(("num_threads", "ahead"), [(1, True), (1, False), (3, True)])
+@pytest.mark.parametrize(("num_threads", "ahead"), [(1, False), (3, True)])
 def test_a_read_that_hangs_ends_with_an_error_that_names_the_example(ahead, num_threads):
     source = Hanging()
     stream = Stream(ad.data.from_source(source, num_threads=num_threads, read_timeout=0.2), seed=0, workers=range(1))
@@ -142,14 +142,11 @@ def test_what_a_thread_waits_for_is_recorded_for_the_watchdog():
     stream.close()
 
 
-@pytest.mark.parametrize("seconds", [-1, "soon"])
-def test_a_deadline_that_is_none_is_refused(seconds):
-    for call in (
-        lambda: ad.data.from_source(Hanging(), read_timeout=seconds),
-        lambda: ad.data.from_iterator(list, read_timeout=seconds),
-    ):
-        with pytest.raises(ad.DataError, match="read_timeout="):
-            call()
+def test_a_deadline_that_is_none_is_refused():
+    with pytest.raises(ad.DataError, match="read_timeout="):
+        ad.data.from_source(Hanging(), read_timeout=-1)
+    with pytest.raises(ad.DataError, match="read_timeout="):
+        ad.data.from_iterator(list, read_timeout="soon")
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -110,14 +110,6 @@ def test_shards_are_numbered_end_to_end(numbers):
         assert rows["row"][:, 1].tolist() == [-n for n in sorted(numbers)]
 
 
-def test_arrays_and_sources_may_stand_side_by_side():
-    shards = ad.Shards([numbered(0, 4), Source(4, 3)])
-    assert len(shards) == 7
-    assert repr(shards) == "Shards of 4 + 3 examples"
-    assert not shards.in_memory
-    assert shards_of().in_memory
-
-
 @pytest.mark.parametrize(
     ("data_sets", "complaint"),
     [
