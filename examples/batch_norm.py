@@ -3,11 +3,11 @@
     adaptive run -n 2 examples/batch_norm.py
     python examples/batch_norm.py
 
-It differs from a program for one device (tests/examples/batch_norm_on_one_device.py, 112 lines) in 39 lines. With
-`axis_name="workers"`, a layer's means are over all examples of the step, those of all workers and microbatches, and
-gradients flow through these means; docs/models.md has the reasons and the costs. Each image has random numbers of its
-own. So a step does not depend on the split of its batch, which `program.check()` verifies. The batch grows after some
-epochs; training stops when the test accuracy no longer improves, and the best state is used.
+It differs from a program of 112 lines for one device in 39 lines. With `axis_name="workers"`, a layer's means are over
+all examples of the step, those of all workers and microbatches, and gradients flow through these means; docs/models.md
+has the reasons and the costs. Each image has random numbers of its own. So a step does not depend on the split of its
+batch, which `program.check()` verifies. The batch grows after some epochs; training stops when the test accuracy no
+longer improves, and the best state is used.
 """
 
 import flax.linen as nn

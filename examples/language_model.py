@@ -3,10 +3,10 @@
     adaptive run -n 2 examples/language_model.py
     python examples/language_model.py
 
-It differs from a program for one device (tests/examples/language_model_on_one_device.py, 136 lines) in 58 lines. The
-batch grows once, late in the run, and the learning rate follows the tokens; a step with a spike of the gradient's norm
-changes nothing; the best state by the validation loss is kept. If it is interrupted, the same command continues it. It
-takes two minutes on two cores, and needs no data: the text is that of `help()`.
+It differs from a program of 136 lines for one device in 58 lines. The batch grows once, late in the run, and the
+learning rate follows the tokens; a step with a spike of the gradient's norm changes nothing; the best state by the
+validation loss is kept. If it is interrupted, the same command continues it. It takes two minutes on two cores, and
+needs no data: the text is that of `help()`.
 """
 
 from pydoc_data.topics import topics
