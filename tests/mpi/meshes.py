@@ -24,6 +24,13 @@ from tests.adaptive.meshes.test_worker_on_a_mesh import HIDDEN, SPECS, driver, m
 from tests.device_memory import Watch  # noqa: E402
 from tests.speed import limit  # noqa: E402
 
+OPTIONS = {"global_batch": 48, "microbatch": 16, "seed": 3}  # one size of kernels
+
+
+def unchanged(state, batch):
+    """A driver that is soon traced."""
+    return state, {}
+
 
 def main() -> None:
     mesh = mesh_of()
@@ -31,14 +38,14 @@ def main() -> None:
         other = mesh_of((4, 1)) if world.rank == 1 else mesh
         own, world.local_mesh = world.local_mesh, type(world.local_mesh)(other)
         with pytest.raises(ad.DisagreementError, match="mesh"):
-            ad.Program(driver, state_on(other), make_data(), global_batch=48)
+            ad.Program(unchanged, state_on(other), make_data(), global_batch=48)
         world.local_mesh = own
         swapped = state_on(mesh)
         if world.rank == 1:  # whose parts have the same shapes
             swapped["params"]["b"] = jax.device_put(swapped["params"]["b"], NamedSharding(mesh, SPECS["a"]))
         with pytest.raises(ad.DisagreementError, match=r"the sharding of state\['params'\]\['b'\]"):
-            ad.Program(driver, swapped, make_data(), global_batch=48)
-        program = ad.Program(driver, state_on(mesh), make_data(), global_batch=48, shares=[2, 1], seed=3)
+            ad.Program(unchanged, swapped, make_data(), global_batch=48)
+        program = ad.Program(driver, state_on(mesh), make_data(), shares=[2, 1], **OPTIONS)
         assert program.batch_sizes == (32, 16)
         program.warm_up()
         joined, deadline, watch = 0, time.monotonic() + limit(60), Watch()
@@ -65,7 +72,7 @@ def main() -> None:
         found = jax.device_get(program.state)
         steps = program.steps
     with comm.SoloWorld() as alone:
-        reference = ad.Program(driver, state_on(), make_data(), global_batch=48, world=alone, seed=3)
+        reference = ad.Program(driver, state_on(), make_data(), world=alone, **OPTIONS)
         for _ in range(steps):
             reference.step()
         expected = jax.device_get(reference.state)
