@@ -1,35 +1,25 @@
-"""Checks that a step's result does not depend on the batch's split, as it does with batch norm or summed losses.
+"""Checks that a step's result does not depend on how its batch is split, as it does with batch norm or summed losses.
 
-The check runs steps on one batch in double precision (`widen.py`), split into equal shares and into random uneven
-ones of several microbatches: a few consecutive steps and, if the driver reads the step number, some later ones. Every
-trial of a step starts from the same state, so rounding errors do not grow from step to step.
+The check runs steps on one batch in double precision (`widen.py`), split into equal shares, into random uneven ones of
+several microbatches, and over fewer workers, as in an elastic world: a few consecutive steps and, if the driver reads
+the step number, some later ones. A program with one worker is tried as if it had two. Every trial of a step starts from
+the same state, so rounding errors do not grow from step to step.
 
 Reduced messages are compared first, then the state, metrics and hook values, all element by element, because many
 optimizers treat elements separately. Optimizers such as Adam magnify rounding errors where gradients are near zero, so
-a difference in an output counts only if a reduced value that it depends on differs by more than rounding
-(`rounding.py`) too.
-
-Some operators depend on the split by design. Metrics and hook values (not the state) may differ if all differing values
-that they depend on are
-
-    independent of examples         all_gather(compute_seconds()), ad.batch_size()
-    gathered and not used further   all_gather(loss), a row for each worker
-    statistics over microbatches    the noise scale, which reads the number of microbatches and their examples
+a difference in an output counts only if it depends on a number of workers, or on a reduced value that differs by more
+than rounding (`rounding.py`) too. Which ones an output must not depend on is in `Dependencies.counts`.
 
 If a reduced value differs, and nothing that follows from it does, the answer is "not known": a decision (a comparison
 or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything.
 
 Where a monitor is given a local value and its mean over all examples, both must be equal in a single microbatch of one
-worker; that is tried too. The last trials leave workers out, as an elastic world may: a state must not depend on their
-number. A program with one worker is tried as if it had two.
-
-Nothing is compared if local values differ between workers by design: averages over one worker's or some workers'
-examples, or reductions in some steps only. Such a step depends on its split.
+worker; that is tried too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,14 +31,14 @@ from adaptive.base.errors import BatchSizeError
 from adaptive.base.process.source_lines import at, line_of
 from adaptive.base.reductions import Mixed
 from adaptive.base.values.jaxprs import Var
+from adaptive.graph.draws import notes_on_draws
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
-from adaptive.operators.batch_key import drawn_for_a_microbatch
 from adaptive.operators.sources import STEP
 from adaptive.runtime.engine import Engine
 
 from .dependencies import DATA, Dependencies, named_steps
-from .rounding import ROUNDING, beyond, differences, is_finite, is_noisy, norm
+from .rounding import beyond, differences, norm
 from .trials import Bench, Result, Split, Start, even_split, uneven_splits, with_fewer_workers
 from .verdict import Invariance
 from .widen import CannotWidenError, is_narrow, paired, widened
@@ -57,10 +47,12 @@ _SPLITS = 3
 _STEPS_IN_A_ROW = 3
 _LATER_STEPS = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _MOST_NAMED = 8
-_NUDGES = 2  # trials with perturbed inputs
+_ROUNDING = 100  # the default tolerance, relative to an element, in units in the last place of the driver's precision
+_NUDGES = 4  # trials with perturbed inputs
+_NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
 _NEGLIGIBLE = 1e-9  # relative to the largest reduced value; smaller ones count as 0 with rounding errors
 _NOT_THE_MEAN = 0.02  # relative to its norm
-_ONE_SPLIT = "nothing to compare: a batch of {} cannot be split in another way."
+_IN_DOUBLE = "the driver cannot be computed in double precision: {}."
 
 
 def check_invariance(
@@ -84,45 +76,44 @@ def check_invariance(
       BatchSizeError: the batch cannot be split over the workers.
     """
     examples, plans = len(jax.tree.leaves(batch)[0]), _for_several_workers(engine)
-    plan = plans.reference
+    plan, rng = plans.reference, np.random.default_rng(seed)
     if on_purpose := _each_workers_own(plan):
-        return Invariance(on_purpose=on_purpose)
+        return Invariance("no", note=_ON_PURPOSE.format(on_purpose))
     if examples % plan.multiple:
         raise BatchSizeError(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
-    if note := _why_not_compared(plan, examples, engine.world.devices[0]):
-        return Invariance(note=note)
+    if note := _why_not_compared(plan, engine.world.devices[0]):
+        return Invariance("not known", note=note)
     limits: dict[str, Any] = {"least": engine.step_plan.min_microbatches, "most": engine.kernels.largest_microbatch}
-    even, rng = even_split(examples, plan.graph.capacity, plan, **limits), np.random.default_rng(seed)
+    even = even_split(examples, plan.graph.capacity, plan, **limits)
     splits = uneven_splits(rng, _SPLITS, even, plan, **limits)
     if not splits:
-        return Invariance(note=_ONE_SPLIT.format(examples))
+        note = f"nothing to compare: a batch of {examples} cannot be split in another way."
+        return Invariance("not known", note=note)
     try:
         with jax.enable_x64(True):
             bench = Bench(widened(plans), engine, batch, seed=program_seed)
             try:
-                return _Comparison(bench, plan, even, splits, rng, tolerance).of_steps(step)
+                return _Comparison(bench, plan, [even, *splits], rng, tolerance).of_steps(step)
             finally:
                 bench.close()
     except CannotWidenError as error:
-        why = f"{error} works in its own dtypes only"
+        note = f"{error} works in its own dtypes only"
     except jax.errors.JaxRuntimeError as error:  # memory may not suffice
-        why = str(error)
-    return Invariance(note=f"the driver cannot be computed in double precision: {why}.")
+        note = str(error)
+    return Invariance("not known", note=_IN_DOUBLE.format(note))
 
 
-def _why_not_compared(plan: Plan, examples: int, device: jax.Device) -> str:
+def _why_not_compared(plan: Plan, device: jax.Device) -> str:
     if device.platform == "tpu":
-        return f"the driver cannot be computed in double precision: {device.device_kind} has none."
+        return _IN_DOUBLE.format(f"{device.device_kind} has none")
     for pairing in plan.graph.pairings:
         return f"the result of {pairing.line} depends on which values are published when."
     if not plan.splittable and plan.graph.capacity == 1:
         return f"nothing to compare on one worker: {plan.unsplittable[0]}."
     if plan.one_size:
         return f"nothing to compare: {plan.one_size}, so its size cannot change."
-    if examples // plan.multiple < max(2, plan.graph.capacity):
-        return _ONE_SPLIT.format(examples)
     return ""
 
 
@@ -153,47 +144,51 @@ def _each_workers_own(plan: Plan) -> str:
 
 
 class _Comparison:
-    """The trials of one driver and what they have shown so far."""
+    """The trials of one driver and what they have shown so far.
+
+    Args:
+      bench: runs the trials.
+      driver: the driver's plan in its own precision.
+      splits: equal shares, with which the other ones are compared.
+      tolerance: see `check_invariance`.
+    """
 
     def __init__(
-        self,
-        bench: Bench,
-        driver: Plan,
-        even: Split,
-        splits: tuple[Split, ...],
-        rng: np.random.Generator,
-        tolerance: float | None,
+        self, bench: Bench, driver: Plan, splits: Sequence[Split], rng: np.random.Generator, tolerance: float | None
     ):
-        self.bench, self.driver, self.even, self.rng = bench, driver, even, rng
+        self.bench, self.driver, self.rng = bench, driver, rng
+        self.even, *self.uneven = splits
         self.depend = Dependencies(bench.plan, bench.outputs)
         narrow = any(is_narrow(v.aval.dtype) for v in driver.graph.invars)
         self.eps = float(np.finfo(np.float32 if narrow else np.float64).eps)
-        self.relative = ROUNDING * self.eps if tolerance is None else tolerance
-        self.found = Invariance(splits=splits)
-        self.counted: dict[str, None] = {}  # numbers of workers that are read, with a difference
-        self.uncounted: dict[str, None] = {}  # and without one
-        self.noisy: dict[str, None] = {}
-        self.not_finite: dict[str, None] = {}
-        self.trained = False  # whether a trial reduced other values than zeros, and changed state
-        self.rounding: dict[Var, np.ndarray] = {}  # the largest change of each element by rounding so far
+        self.relative = _ROUNDING * self.eps if tolerance is None else tolerance
+        self.found = Invariance("yes", splits=tuple(self.uneven))
+        self.unknown: dict[str, None] = {}  # reasons why nothing more is known
+        self.counted: dict[str, None] = {}  # where numbers of workers are read, with a difference
+        # Reductions of examples, and the indices of the outputs that they must train.
+        self.training = [
+            (p, k)
+            for p in filter(self.depend.is_reduced_data, self.depend.places)
+            for k, o in enumerate(bench.outputs)
+            if self.depend.is_state(o) and self.depend.counts(p, o)
+        ]
+        self.trained = False  # whether one of them was not zero, and changed the state
+        self.rounding: dict[Var, Any] = {}  # the largest change of each element by rounding so far
 
     def of_steps(self, first: int) -> Invariance:
-        """Run and compare all trials. Stops at the first step whose state depends on the split."""
+        """Run and compare all trials. Stops at the first step in which something depends on the split."""
         start, in_a_row, tried, found = self.bench.start, range(first, first + _STEPS_IN_A_ROW), list[int](), self.found
         for step in dict.fromkeys([*in_a_row, *self._later_steps()]):
-            if found.differences or (found.reports and step not in in_a_row):
-                break
             tried.append(step)
             # All splits in the first step, one in each later step.
-            splits = found.splits if step == first else [found.splits[len(tried) % len(found.splits)]]
+            fewer = with_fewer_workers(self.even, self.bench.plan)
+            splits = [*self.uneven, *fewer] if step == first else [self.uneven[len(tried) % len(self.uneven)]]
             after = self._compare_step(start, step, splits)
             start = after if step in in_a_row else start
-        if not (found.differences or found.reports):
-            self._leave_workers_out(first)
+            if found.differences or found.reports:
+                break
         self._compare_means(first)
-        graph = self.bench.plan.graph
-        drawn = tuple(drawn_for_a_microbatch(graph.eqns, graph.examples))
-        return replace(found, steps=tuple(tried), note=self._note(), drawn=drawn, counted=tuple(self.counted))
+        return self._judged(tried)
 
     def _later_steps(self) -> list[int]:
         if not any(s.name == STEP.name for s in self.bench.plan.sources):
@@ -201,84 +196,57 @@ class _Comparison:
         named = named_steps(self.bench.plan.graph)[:_MOST_NAMED]
         return [*_LATER_STEPS, *(n + d for n in named for d in (-1, 0, 1))]
 
-    def _note(self) -> str:
-        """Return why nothing more is known; "" if everything was compared."""
-        if self.not_finite:
-            return f"{_some(self.not_finite)} is not finite on this batch, so there is nothing to compare."
-        if self.noisy:
-            return f"rounding alone moves {_some(self.noisy)} by so much that it hides any difference."
-        if self.found.reductions:
-            return (
-                f"{_some(self.found.reductions)} depends on the split, and nothing that follows from it shows it in "
-                "these trials: a comparison, an argmax or a learning rate of zero may show it for another batch or a "
-                "later state."
-            )
+    def _judged(self, tried: list[int]) -> Invariance:
+        found, unknown = self.found, [*self.unknown]
+        if found.differences or found.reports or found.wrong_means:
+            counted = [_COUNTED.format(", ".join(self.counted))] if self.counted else []
+            hints = (*counted, *notes_on_draws(self.driver))
+            return replace(found, verdict="no", steps=tuple(tried), hints=hints)
         if not any(DATA in self.depend.sent(p) for p in self.depend.places):
-            return "nothing to compare: the state, metrics and hook values do not depend on examples."
-        if self.uncounted:
-            return (
-                f"the step reads {_some(self.uncounted)}. Fewer workers gave the same in the trials; other numbers of "
-                "workers may not."
-            )
-        if self.depend.trained_by and not self.trained:
-            return (
+            unknown.append("nothing to compare: the state, metrics and hook values do not depend on examples.")
+        if self.training and not self.trained:
+            unknown.append(
                 "the state does not change, or all reduced values that it depends on are 0 in all trials, as if every "
                 "example or step were skipped."
             )
-        return ""
+        return replace(found, verdict="not known" if unknown else "yes", steps=tuple(tried), note=" ".join(unknown[:1]))
 
     # --- trials -------------------------------------------------------------------------------------------------------
 
     def _compare_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
         """Compare one step. Return the start of the next step."""
         whole, *others = (self.bench.run(start, split, step) for split in (self.even, *splits))
-        for place in filter(self.depend.is_reduced_data, self.depend.places):
-            if not is_finite(whole.contributions[place]):
-                self.not_finite[self.depend.label(place)] = None
-        for output, value in zip(self.bench.outputs, whole.outputs, strict=True):
-            if output.kind == "state" and not is_finite(value):
-                self.not_finite[output.name] = None
-        self.trained = self.trained or any(map(self._trains, (whole, *others)))
-        suspect = next((i for i, other in enumerate(others) if self._differing(whole, other)), None)
-        if suspect is not None:
-            self._learn_rounding(start, step, {self.even: whole, splits[suspect]: others[suspect]})
-        for other in others:
-            self._follow(whole, other, self._differing(whole, other))
+        self._must_be_finite(whole)
+        self.trained = self.trained or any(
+            t.contributions[p].any() and t.changes[k].any() for t in (whole, *others) for p, k in self.training
+        )
+        if any(self._differing(whole, other) for other in others):
+            self._learn_rounding(start, step, whole)
+        for split, other in zip(splits, others, strict=True):
+            self._follow(whole, other, fewer=() in split)
         return whole.after
 
-    def _trains(self, result: Result) -> bool:
-        """Return whether a trial reduced examples to other values than zeros, and changed state by them."""
-        trained_by = self.depend.trained_by
-        return any(result.contributions[p].any() for p in trained_by) and any(
-            change.any() and self.depend.is_state(o) and any(self.depend.counts(p, o) for p in trained_by)
-            for o, change in zip(self.bench.outputs, result.changes, strict=True)
-        )
+    def _must_be_finite(self, whole: Result) -> None:
+        places = [p for p in self.depend.places if self.depend.is_reduced_data(p)]
+        state = [(o.name, v) for o, v in zip(self.bench.outputs, whole.outputs, strict=True) if o.kind == "state"]
+        for name, value in [*((self.depend.label(p), whole.contributions[p]) for p in places), *state]:
+            if np.issubdtype(value.dtype, np.inexact) and not np.isfinite(value).all():
+                self.unknown[f"{name} is not finite on this batch, so there is nothing to compare."] = None
 
-    def _learn_rounding(self, start: Start, step: int, trials: dict[Split, Result]) -> None:
+    def _learn_rounding(self, start: Start, step: int, whole: Result) -> None:
         """Measure how reduced values change if inputs change by one unit in the last place."""
-        for split, result in trials.items():
-            for _ in range(_NUDGES):
-                nudged, batch = self.bench.nudged(start, self.rng)
-                again = self.bench.run(nudged, split, step, batch=batch)
-                for place, value in result.contributions.items():
-                    gaps = differences(value, again.contributions[place])
-                    self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
-
-    def _leave_workers_out(self, step: int) -> None:
-        """Compare one step with the same step of fewer workers."""
-        whole = self.bench.run(self.bench.start, self.even, step)
-        for split in with_fewer_workers(self.even, self.bench.plan):
-            other = self.bench.run(self.bench.start, split, step)
-            found = self._differing(whole, other).items()
-            self._follow(whole, other, {p: value for p, value in found if not self.depend.is_of_count(p)})
-            for k, output in enumerate(self.bench.outputs):
-                counted = self.depend.counted(output)
-                ratio = self._difference(k, whole, other) if counted else None
-                if ratio is None:
-                    self.uncounted.update(dict.fromkeys(counted))
-                else:
-                    _raise_to(self.found.by_workers, output.name, ratio)
-                    self.counted.update(dict.fromkeys(counted))
+        largest = max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
+        for _ in range(_NUDGES):
+            nudged, batch = self.bench.nudged(start, self.rng)
+            again = self.bench.run(nudged, self.even, step, batch=batch)
+            for place, value in whole.contributions.items():
+                gaps = differences(value, again.contributions[place])
+                self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
+        for place in self.depend.places:
+            size = norm(whole.contributions[place])
+            if norm(self.rounding[place]) > _NOISY * size and size > _NEGLIGIBLE * largest:
+                text = f"rounding alone moves {self.depend.label(place)} by so much that it hides any difference."
+                self.unknown[text] = None
 
     def _compare_means(self, step: int) -> None:
         """Compare what monitors are given as a mean with what it is to be the mean of, in one microbatch."""
@@ -300,40 +268,57 @@ class _Comparison:
 
     def _differing(self, whole: Result, other: Result) -> dict[Var, float]:
         """Return relevant contributions that differ by more than rounding errors, with the relative difference."""
-        found, largest = {}, max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
+        found = {}
         for place in self.depend.places:
             a, b = whole.contributions[place], other.contributions[place]
-            value, floor = np.maximum(np.abs(a), np.abs(b)), self.rounding.get(place, 0.0)
-            ratio = beyond(differences(a, b), value, self.relative * value, floor)
+            value = np.maximum(np.abs(a), np.abs(b))
+            ratio = beyond(differences(a, b), value, self.relative * value, self.rounding.get(place, 0.0))
             if ratio is not None:
                 found[place] = ratio
-            elif is_noisy(value, floor) and norm(value) > _NEGLIGIBLE * largest:
-                self.noisy[self.depend.label(place)] = None
         return found
 
-    def _follow(self, whole: Result, other: Result, found: dict[Var, float]) -> None:
-        """Record these contributions, if they are of examples, and the outputs that differ because of them."""
-        for place, value in found.items():
-            if DATA in self.depend.sent(place):
-                _raise_to(self.found.reductions, self.depend.label(place), value)
+    def _follow(self, whole: Result, other: Result, *, fewer: bool) -> None:
+        """Record the reductions of examples that differ, and the outputs that differ because of them or, in a trial
+        with fewer workers, because of a number of workers.
+        """
+        shown, places, depend = False, self._differing(whole, other), self.depend
         for k, output in enumerate(self.bench.outputs):
-            through = any(self.depend.counts(p, output) for p in found)
-            ratio = self._difference(k, whole, other) if through else None
+            counted = depend.counted(output) if fewer else []
+            if not counted and not any(depend.counts(p, output) for p in places):
+                continue
+            a, change = whole.outputs[k], whole.changes[k]
+            allowed = self.relative * change + 4 * self.eps * np.abs(a)
+            ratio = beyond(differences(a, other.outputs[k]), change, allowed)
             if ratio is not None:
-                state = self.depend.is_state(output)
-                _raise_to(self.found.differences if state else self.found.reports, output.name, ratio)
-
-    def _difference(self, k: int, whole: Result, other: Result) -> float | None:
-        """Return an output's difference relative to its change by the step; `None` if it is within rounding errors."""
-        a, change = whole.outputs[k], whole.changes[k]
-        allowed = self.relative * change + 4 * self.eps * np.abs(a)
-        return beyond(differences(a, other.outputs[k]), change, allowed, 0.0)
+                shown = True
+                _raise_to(self.found.differences if depend.is_state(output) else self.found.reports, output.name, ratio)
+                self.counted.update(dict.fromkeys(counted))
+            elif counted:
+                text = f"the step reads {counted[0]}. Fewer workers gave the same in the trials; other numbers may not."
+                self.unknown[text] = None
+        for place, value in places.items():
+            if DATA in depend.sent(place):
+                label = depend.label(place)
+                _raise_to(self.found.reductions, label, value)
+                if not shown:
+                    self.unknown[_HIDDEN.format(label)] = None
 
 
 def _raise_to(found: dict[str, float], key: str, value: float) -> None:
     found[key] = max(value, found.get(key, 0.0))
 
 
-def _some(names: Iterable[str]) -> str:
-    first, *others = names
-    return f"{first} (and {len(others)} more)" if others else first
+_ON_PURPOSE = """on purpose: {}.
+The step uses local values that differ between workers, so it depends on how its batch is split.
+Nothing was compared. To check the model itself, use synchronous SGD:
+    strategy = sync.synchronous(optimizer)"""
+
+_HIDDEN = (
+    "{} depends on the split, and nothing that follows from it shows it in these trials: a comparison, an argmax or a "
+    "learning rate of zero may show it for another batch or a later state."
+)
+
+_COUNTED = """The step depends on the number of workers, through {}.
+If that is on purpose, the result changes whenever workers join or leave. If not: comm.all_reduce(x)
+is the mean over all examples already, a reduced value must not be summed again, and a learning rate can follow
+ad.global_batch()."""

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-ROUNDING = 100  # the default tolerance, relative to an element, in units in the last place of the driver's precision
 _MULTIPLE = 100  # tolerance, as a multiple of the effect of perturbed inputs
-_NOISY = 0.03  # a value with a larger relative rounding error cannot be compared
 _OF_LARGEST = 4 * float(np.finfo(np.float64).eps)  # tolerance relative to a leaf's largest element
 
 
-def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any) -> float | None:
+def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any = 0.0) -> float | None:
     """Return the difference of two arrays relative to their value, over the elements that differ.
 
     Args:
@@ -33,11 +31,6 @@ def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any)
     return norm(gaps[off]) / (norm(value[off]) or 1.0) if off.any() else None
 
 
-def is_noisy(value: np.ndarray, floor: Any) -> bool:
-    """Return whether rounding errors are too large to recognize a difference."""
-    return norm(np.asarray(floor)) > _NOISY * norm(value)
-
-
 def differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the absolute differences of elements; infinite where only one of the two is finite."""
     with np.errstate(all="ignore"):
@@ -50,10 +43,19 @@ def in_double(x: np.ndarray) -> np.ndarray:
     return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
 
 
-def is_finite(x: np.ndarray) -> bool:
-    return not np.issubdtype(x.dtype, np.inexact) or bool(np.isfinite(x).all())
-
-
-def norm(x: np.ndarray) -> float:
+def norm(x: Any) -> float:
     with np.errstate(all="ignore"):
-        return float(np.linalg.norm(in_double(x).reshape(-1)))
+        return float(np.linalg.norm(in_double(np.asarray(x)).reshape(-1)))
+
+
+def nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
+    """Perturb each number by up to two units in the last place, unless the array has whole numbers only.
+
+    Args:
+      whole: perturb also arrays of whole numbers, if they are of a floating-point type and have several elements.
+    """
+    x = np.asarray(value)
+    if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):
+        return value
+    eps = np.finfo(x.dtype).eps * rng.uniform(-2, 2, x.shape)
+    return np.where(x == 0, np.abs(eps), x * (1 + eps)).astype(x.dtype)

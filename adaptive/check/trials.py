@@ -6,7 +6,6 @@ Everything else is fixed, including measurements of the machine, so that trials 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ from adaptive.runtime.kernels.microbatches import Microbatches
 from adaptive.runtime.local_world import LocalWorld
 
 from .dependencies import Output
-from .rounding import in_double
+from .rounding import in_double, nudged
 from .widen import paired, reduced, wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
@@ -39,7 +38,7 @@ def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most:
     sizes = [plan.multiple * n for n in _even_parts(examples // plan.multiple, workers)]
     if not plan.splittable:
         return tuple((size,) for size in sizes)
-    return tuple(_even_parts(size, min(size, max(least, -(-size // (most or size))))) for size in sizes)
+    return tuple(_even_parts(size, min(size, max(least, -(-size // (most or size or 1))))) for size in sizes)
 
 
 def uneven_splits(
@@ -49,7 +48,9 @@ def uneven_splits(
 
     Sizes are multiples of an odd unit, but for the last one, so that there are few of them to compile, odd and even.
     """
-    examples, n, found = sum(map(sum, even)), len(even), [even]
+    examples, n, found = sum(map(sum, even)), len(even), dict.fromkeys([even])
+    if examples < plan.multiple * max(2, n):
+        return ()
     unit = plan.multiple * (examples // plan.multiple // max(8, 2 * n) | 1)
     for _ in range(20 * count):
         split: list[Microbatches] = []
@@ -58,15 +59,14 @@ def uneven_splits(
             split.append(tuple(unit * part for part in _random_parts(rng, units, min(calls, units))))
         split[-1] = (*split[-1][:-1], split[-1][-1] + examples % unit)
         if plan.splittable and most is not None:
-            split = [tuple(part for size in own for part in _cut(size, most)) for own in split]
-        if tuple(split) not in found:
-            found.append(tuple(split))
-        if len(found) > count:
-            break
-    return tuple(found[1:])
+            cut = [[_even_parts(size, -(-size // most)) for size in own] for own in split]
+            split = [tuple(part for parts in own for part in parts) for own in cut]
+        if len(found) <= count:
+            found[tuple(split)] = None
+    return tuple(found)[1:]
 
 
-def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
+def with_fewer_workers(split: Split, plan: Plan) -> list[Split]:
     """Return the same microbatches on one worker fewer, and on a single worker. A split with one worker has none.
 
     The others get no examples, like free worker slots; the workers that the driver's collectives need keep theirs.
@@ -74,30 +74,22 @@ def with_fewer_workers(split: Split, plan: Plan) -> tuple[Split, ...]:
     """
     n, needed = len(split), {slot for message in plan.messages for c in message for slot in c.how.needed}
     order = sorted(range(n), key=lambda slot: (slot not in needed, -slot))
-    microbatches = [size for own in split for size in own]
-    found: list[Split] = []
+    microbatches, found = [size for own in split for size in own], []
     for count in dict.fromkeys([n - 1, 1] if plan.splittable else [n - 1]):
         if max(1, len(needed)) <= count < n:
-            bounds = [len(microbatches) * i // count for i in range(count + 1)]
-            parts = [tuple(microbatches[start:stop]) for start, stop in pairwise(bounds)]
-            own = dict(
-                zip(order, parts if plan.splittable else even_split(sum(microbatches), count, plan), strict=False)
-            )
-            found.append(tuple(own.get(slot, ()) for slot in range(n)))
-    return tuple(found)
+            own = {slot: tuple(microbatches[i::count]) for i, slot in enumerate(order[:count])}
+            whole = {slot: sizes if plan.splittable else (sum(sizes),) for slot, sizes in own.items()}
+            found.append(tuple(whole.get(slot, ()) for slot in range(n)))
+    return found
 
 
 def _random_parts(rng: np.random.Generator, total: int, count: int) -> Microbatches:
     cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
-    return tuple(int(p) for p in np.diff(np.concatenate([[0], cuts, [total]])))
+    return tuple(np.diff([0, *cuts, total]).tolist())
 
 
 def _even_parts(total: int, count: int) -> Microbatches:
     return tuple(total // count + (i < total % count) for i in range(count))
-
-
-def _cut(size: int, most: int) -> Microbatches:
-    return (most,) * (size // most) + ((size % most,) if size % most else ())
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
@@ -181,30 +173,29 @@ class Bench:
 
     def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
-        trial, count = self._trial, len(self.outputs)
+        trial, count, whole = self._trial, len(self.outputs), self.batch if batch is None else batch
         trial.workers.replace(start.states, start.op_states)
-        sizes = [sum(microbatches) for microbatches in split]
         trial.compile_microbatches(split)  # compiles only what is missing
-        starts = [int(s) for s in np.concatenate([[0], np.cumsum(sizes)])]
-        whole = self.batch if batch is None else batch
-        batches = tuple(jax.tree.map(lambda a, s=s, e=e: a[s:e], whole) for s, e in pairwise(starts))
+        sizes = [sum(microbatches) for microbatches in split]
+        starts = [sum(sizes[:w]) for w in range(len(sizes))]
+        shares = list(zip(starts, sizes, strict=True))
+        batches = tuple(jax.tree.map(lambda a, s=s, n=n: a[s : s + n], whole) for s, n in shares)
         taking_part = np.asarray(sizes) > 0
         readings = [
             Reading(step, self._seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
-            for w, (size, begins) in enumerate(zip(sizes, starts, strict=False))
+            for w, (begins, size) in enumerate(shares)
         ]
-        outcome = trial.step(Share(tuple(sizes), tuple(starts[:-1]), batches), readings, microbatches=split)
+        outcome = trial.step(Share(tuple(sizes), tuple(starts), batches), readings, microbatches=split)
         assert outcome is not None, "workers of one device have no fused steps"
         after = Start([list(s) for s in trial.states], [[list(s) for s in of_one] for of_one in trial.op_states])
+        old, kept = self._kept(start), self._kept(after)
         reported = [numbers_of(a) for a in (*(a for h in outcome.hooks for a in h), *outcome.metrics)]
-        kept = [self._kept(after), self._kept(start)]
-        outputs = [*kept[0], *reported]
+        outputs, shown = [*kept, *reported][:count], [*kept, *reported][count:]
         with np.errstate(all="ignore"):
-            changes = [np.abs(in_double(new) - in_double(old)) for new, old in zip(*kept, strict=True)]
-        changes += [np.abs(in_double(value)) for value in outputs[len(changes) : count]]
-        gaps = len(outputs) - len(paired(self.plan.graph))
-        values = dict(zip(reduced(self.plan), outputs[count:gaps], strict=False))
-        return Result(values, outputs[:count], changes, outputs[gaps:], after)
+            changes = [np.abs(in_double(new) - in_double(before)) for new, before in zip(kept, old, strict=True)]
+        changes += [np.abs(in_double(value)) for value in outputs[len(kept) :]]
+        gaps = len(shown) - len(paired(self.plan.graph))
+        return Result(dict(zip(reduced(self.plan), shown[:gaps], strict=False)), outputs, changes, shown[gaps:], after)
 
     def _kept(self, start: Start) -> list[np.ndarray]:
         state = [start.states[0][i] for i in _compared(self.plan)]
@@ -216,10 +207,10 @@ class Bench:
         Perturbs zeros of the state too, with which parameters often start. That breaks an optimizer's moments, so only
         the reduced values of a trial from here are valid.
         """
-        first = [_nudged(leaf, rng, whole=True) for leaf in start.states[0]]
+        first = [nudged(leaf, rng, whole=True) for leaf in start.states[0]]
         local = self.plan.local_state  # left alone, because it differs between workers
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
-        return Start(states, start.op_states), jax.tree.map(lambda a: _nudged(a, rng, whole=False), self.batch)
+        return Start(states, start.op_states), jax.tree.map(lambda a: nudged(a, rng, whole=False), self.batch)
 
 
 def _held_fixed(source: Source) -> Source:
@@ -229,16 +220,3 @@ def _held_fixed(source: Source) -> Source:
     except (AttributeError, TypeError):
         return source
     return replace(source, read=lambda reading: measured)
-
-
-def _nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
-    """Perturb each number by up to two units in the last place, unless the array has whole numbers only.
-
-    Args:
-      whole: perturb also arrays of whole numbers, if they are of a floating-point type and have several elements.
-    """
-    x = np.asarray(value)
-    if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):
-        return value
-    eps = np.finfo(x.dtype).eps * rng.uniform(-2, 2, x.shape)
-    return np.where(x == 0, np.abs(eps), x * (1 + eps)).astype(x.dtype)

@@ -94,18 +94,6 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
             )
 
 
-def drawn_for_a_microbatch(eqns: Sequence[JaxprEqn], examples: int) -> list[str]:
-    """Return the lines at which random numbers for all examples of a microbatch are drawn from one key."""
-    found = [
-        line
-        for eqn, line in _draws(eqns)
-        if not eqn.invars[0].aval.shape
-        and eqn.params["shape"][:1] == (examples,)
-        and not is_of_batch(eqn.invars[0].aval.dtype)
-    ]
-    return [line for line in dict.fromkeys(found) if line]
-
-
 def is_of_batch(dtype: Any) -> bool:
     """Return whether a dtype is that of batch keys."""
     return getattr(dtype, "name", "").endswith("<rows>")

@@ -337,7 +337,69 @@ def a_gradient_clipped_in_each_call(state, batch):
 # --- what depends on the split ----------------------------------------------------------------------------------------
 
 
-@named("loss", shares=None)
-def a_metric_that_is_no_mean(state, batch):
-    """The mean of exponentials of calls' mean losses goes by the calls."""
-    return step(state, mean_gradient(state, batch)), {"loss": comm.all_reduce(jnp.exp(loss(state["w"], batch)))}
+@named("metric ['n']", shares=None)
+def a_length_squared(state, batch):
+    return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(len(batch["y"]) ** 2, op="sum")}
+
+
+@right(plain(n=lambda s, b: len(b["y"]), mean=lambda s, b: b["y"].mean()))
+def lengths_that_only_add_up(state, batch):
+    n = len(batch["y"])
+    total, count = comm.all_reduce((batch["y"].sum(), 1.0 * n), op="sum")
+    seen = {"n": comm.all_reduce(jnp.ones(n).sum(), op="sum"), "mean": total / count}
+    return step(state, mean_gradient(state, batch)), seen
+
+
+@not_known("nothing that follows from it shows it", "cases.py:", shares=None)
+def a_loop_until_a_maximum_is_passed(state, batch):
+    """The mean over calls of their largest loss: the smaller the calls, the smaller it is."""
+    until = 1e-6 * comm.all_reduce(jnp.max(errors(state["w"], batch) ** 2))
+    rate = jax.lax.while_loop(lambda rate: rate < until, lambda rate: 2 * rate, jnp.float32(1))
+    return step(state, rate * mean_gradient(state, batch)), {}
+
+
+def whole_rate(state, batch):
+    return jnp.where(jnp.max(errors(state["w"], batch) ** 2) > 9, 0.5, 1.0)
+
+
+@right(lambda s, b: (step(s, whole_rate(s, b) * jax.grad(loss)(s["w"], b)), {}))
+def a_rate_by_the_largest_loss_of_all(state, batch):
+    largest = comm.all_reduce(jnp.max(errors(state["w"], batch) ** 2), op="max")
+    return step(state, jnp.where(largest > 9, 0.5, 1.0) * mean_gradient(state, batch)), {}
+
+
+# --- workers without examples must not be in any count ----------------------------------------------------------------
+
+ONE_OF_ALL = plain(one=lambda s, b: 1.0)
+
+
+def own_one():
+    """1 as a local value, which each worker sends."""
+    return (ad.worker_index() >= 0).astype(jnp.float32)
+
+
+def n_workers():
+    return ad.num_workers().astype(jnp.float32)
+
+
+@right(ONE_OF_ALL)
+def rows_of_a_local_value_are_counted(state, batch):
+    there = jnp.isfinite(comm.all_gather(own_one())).sum()
+    return step(state, mean_gradient(state, batch)), {"one": there.astype(jnp.float32) / n_workers()}
+
+
+@right(ONE_OF_ALL)
+def a_sum_of_a_sum_counts_twice(state, batch):
+    n = comm.all_reduce(comm.all_reduce(1.0, op="sum"), op="sum")
+    return step(state, mean_gradient(state, batch)), {"one": n / n_workers() ** 2}
+
+
+@refused(TypeError, "ad.num_workers() (cases.py:", "ad.capacity()")
+def a_shape_of_the_number_of_workers(state, batch):
+    return step(state, mean_gradient(state, batch)), {"rows": jnp.zeros(ad.num_workers())}
+
+
+@refused(TypeError, "ad.num_workers() (cases.py:", "not known while the driver is traced")
+def a_branch_on_the_number_of_workers(state, batch):
+    factor = 1.0 if ad.num_workers() > 2 else 0.5
+    return step(state, factor * mean_gradient(state, batch)), {"loss": comm.all_reduce(loss(state["w"], batch))}

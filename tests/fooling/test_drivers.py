@@ -16,8 +16,6 @@ from . import (
     cases_closures,  # noqa: F401 (registers its cases)
     cases_noise,  # noqa: F401
     cases_numerics,  # noqa: F401
-    cases_splits,  # noqa: F401
-    cases_workers,  # noqa: F401
 )
 from .cases import CASES, FEATURES, Case, Named, NotKnown, Refused, Right
 
@@ -51,16 +49,16 @@ BRIEF = {
     "a_loop_until_a_maximum_is_passed",
     "a_mean_by_hand",
     "a_memory_by_length_that_a_hook_reads",
-    "a_metric_that_is_no_mean",
+    "a_length_squared",
     "a_rate_by_the_largest_loss_of_all",
     "a_replicated_factor_on_a_batch_mean",
     "a_sum_of_a_sum_counts_twice",
     "counts_that_follow_from_shapes",
     "lengths_that_only_add_up",
     "normalized_over_examples_and_workers",
-    "norms_beside_another_gradient",
     "rows_of_a_local_value_are_counted",
     "the_noise_of_single_examples",
+    "the_variance_beside_a_clipped_mean",
     "weighed_by_the_workers_batch",
 }
 
