@@ -229,7 +229,7 @@ def running_statistics(state, batch):
 
 @refused(
     ad.ReplicationError,
-    *("state['scale']", "not by one worker's"),
+    *("state['scale']", "a loss scale, change it by the reduced gradients"),
     state={"w": W, "scale": np.float32(1)},
 )
 def a_loss_scale_by_ones_own_gradients(state, batch):
@@ -394,12 +394,12 @@ def a_sum_of_a_sum_counts_twice(state, batch):
     return step(state, mean_gradient(state, batch)), {"one": n / n_workers() ** 2}
 
 
-@refused(TypeError, "ad.num_workers() (cases.py:", "ad.capacity()")
+@refused(TypeError, "(cases.py:", "instead of  ad.num_workers()")
 def a_shape_of_the_number_of_workers(state, batch):
     return step(state, mean_gradient(state, batch)), {"rows": jnp.zeros(ad.num_workers())}
 
 
-@refused(TypeError, "ad.num_workers() (cases.py:", "not known while the driver is traced")
+@refused(TypeError, "(cases.py:", "jnp.where(condition, a, b)")
 def a_branch_on_the_number_of_workers(state, batch):
     factor = 1.0 if ad.num_workers() > 2 else 0.5
     return step(state, factor * mean_gradient(state, batch)), {"loss": comm.all_reduce(loss(state["w"], batch))}
