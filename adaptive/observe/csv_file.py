@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from .events import StepEvent
 from .line_file import LineSink
-from .scalars import describe, noise_names, scalars
+from .scalars import NOISE, describe, noise_of, scalars
 
 _log = logging.getLogger("adaptive")
 
@@ -39,7 +39,8 @@ class CSV(LineSink):
         """Append a row."""
         row: dict[str, object] = {"step": event.report.step}
         row |= {_unquoted(name): value for name, value in scalars(event).items()}
-        for name in (*noise_names(event), *map(_unquoted, self._later)):  # unknown in the first steps
+        noise = [] if noise_of(event) is None else [f"noise/{field}" for field in NOISE]
+        for name in (*noise, *map(_unquoted, self._later)):  # unknown in the first steps
             row.setdefault(name, "")
         row |= {"notes": _unquoted("; ".join(describe(event))), "run_id": event.run_id}
         if self._file is None:

@@ -38,11 +38,6 @@ def noise_of(event: StepEvent) -> Noise | None:
     return None if name is None else Noise(scalars[name], math.nan, math.nan)
 
 
-def noise_names(event: StepEvent) -> tuple[str, ...]:
-    """Return the names of the scalars of a noise scale, if the hooks or metrics have one, known or not yet."""
-    return () if noise_of(event) is None else tuple(f"noise/{field}" for field in NOISE)
-
-
 @lru_cache(maxsize=64)
 def noise_roots(names: Sequence[str]) -> list[str]:
     """Return what the names of a noise scale's fields begin with, "noise.", for each noise scale among these values."""

@@ -78,6 +78,3 @@ class TensorBoard:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-
-    def __repr__(self) -> str:
-        return f"TensorBoard({str(self._folder)!r})"

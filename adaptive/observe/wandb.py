@@ -75,6 +75,3 @@ class WandB:
         run, self._run = self._run, None
         if run is not None and self._given is None:
             run.finish()
-
-    def __repr__(self) -> str:
-        return "WandB()"

@@ -9,7 +9,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptive as ad
@@ -52,6 +52,7 @@ def flat(steps):
 # --- an iterator that all share ---------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(
     st.integers(1, 30),
     st.lists(st.tuples(*[st.integers(0, 7)] * 3).filter(any), min_size=1, max_size=8),

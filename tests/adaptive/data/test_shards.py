@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptive as ad
@@ -63,6 +63,7 @@ def courses(draw):
     return tuple(lengths), draw(st.lists(step, min_size=1, max_size=15)), draw(st.integers(-5, 5)), draw(st.booleans())
 
 
+@settings(max_examples=40)
 @given(courses())
 def test_every_example_of_a_shard_occurs_once_per_epoch_under_any_resizes(course):
     lengths, plan, seed, ahead = course
@@ -102,6 +103,7 @@ def test_a_process_reads_the_shards_of_its_own_workers_only():
 # --- as one data set --------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, sum(LENGTHS) - 1), min_size=1, max_size=30))
 def test_shards_are_numbered_end_to_end(numbers):
     for shards in (shards_of(), ad.Shards([Source(0, 7), Source(7, 12), Source(19, 5)])):

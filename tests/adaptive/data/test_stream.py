@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptive as ad
@@ -74,6 +74,7 @@ def courses(draw):
     return n, draw(st.lists(step, min_size=1, max_size=12)), draw(st.integers(-5, 5)), draw(st.booleans())
 
 
+@settings(max_examples=50)
 @given(courses())
 def test_every_example_occurs_once_per_epoch_under_any_resizes(course):
     n, plan, seed, ahead = course
@@ -88,6 +89,7 @@ def test_every_example_occurs_once_per_epoch_under_any_resizes(course):
         assert sorted(seen[:n].tolist()) == sorted(seen[k * n : (k + 1) * n].tolist()) == list(range(n))
 
 
+@settings(max_examples=40)
 @given(courses(), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_neither_the_split_nor_the_number_of_workers_changes_the_order(course, workers, random):
     n, plan, seed, ahead = course
@@ -272,7 +274,6 @@ def test_readers_forget_what_no_step_needs():
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, r"data\['x'\].: 3, .data\['y'\].: 4"),
         ({"x": np.zeros((0, 2))}, r"empty: data\['x'\] has shape \(0, 2\)"),
         (Source(0), "empty"),
-        ({"x": np.array([None, "a"], object)}, r"data\['x'\]\[1\] holds text, 'a'"),
         ({"x": np.array([1, 2], "M8[s]")}, r"data\['x'\] holds times"),
     ],
 )

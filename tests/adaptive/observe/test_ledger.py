@@ -119,31 +119,6 @@ def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
     assert seconds["unaccounted"] == pytest.approx(3)
 
 
-def test_a_process_that_repeats_steps_and_is_killed_again_before_a_checkpoint_is_in_the_ledger(tmp_path):
-    run = Written(tmp_path / "run.jsonl")
-    run.start(down=0, start=1, build=1, computing=1)
-    for _ in range(9):
-        run.add(computing=1)
-    for _ in range(2):  # each time: down 4, start 2, build 1, and steps up to 10 again
-        restored = run.restored(5)
-        process = run.now + 4
-        origin = {"process": process, "build": process + 2, "built": process + 3}
-        run.now = origin["built"]
-        run.add(computing=1, line={"origin": origin, **restored})
-        for _ in range(4):
-            run.add(computing=1)
-    ledger = ledger_of(ad.log.read(run.path, discarded=True))
-    seconds = ledger.seconds
-    assert ledger.wall == pytest.approx(run.now - T0)
-    assert seconds["repeated steps"] == pytest.approx(10)
-    assert seconds["computing"] == pytest.approx(10)
-    assert seconds["down"] == pytest.approx(8)
-    assert seconds["start"] == pytest.approx(5)
-    assert seconds["tracing and compiling"] == pytest.approx(3)
-    assert seconds["unaccounted"] == pytest.approx(0, abs=1e-4)
-    assert (ledger.starts, ledger.restores, ledger.repeated) == (3, 2, 10)
-
-
 def test_clocks_that_differ_make_no_negative_intervals(tmp_path):
     run = Written(tmp_path / "run.jsonl")
     run.add(computing=1)

@@ -154,10 +154,10 @@ def test_columns_have_a_row_for_each_step(path):
     """Also of more steps than are collected at once, and where a value is missing or no number."""
     names = ("noise.scale", "seconds")
     sink = ad.log.JSONL(path)
-    for step in range(1, 2101):
+    for step in range(1, 201):
         values = [np.float32(step), np.array([step, np.nan])] if step != 7 else []
         hooks = [HookValues("0/adapt", 1, names, values, "too little" if step >= 5 else "")]
-        metrics = {"loss": np.inf if step == 3 else step / 2} | ({"late": 1.0} if step == 2000 else {})
+        metrics = {"loss": np.inf if step == 3 else step / 2} | ({"late": 1.0} if step == 150 else {})
         busy = np.array([0.1, 0.3, 0.0])  # nobody is in the last slot
         workers = WorkerSeconds(0 * busy, busy, busy, np.array([0.2, 0.0, 0.0]))
         known = {"lr": 0.5, "scales": [1.0, 2.0]}
@@ -165,10 +165,10 @@ def test_columns_have_a_row_for_each_step(path):
         sink.write(event(step, metrics, sizes=(2, 2, 0), **more))
     sink.close()
     found = ad.log.read(path)
-    assert {len(column) for column in found.values()} == {2100}
-    assert found["step"].tolist() == list(range(1, 2101))
+    assert {len(column) for column in found.values()} == {200}
+    assert found["step"].tolist() == list(range(1, 201))
     assert found["loss"][[1, 2]].tolist() == [1, np.inf]
-    assert np.flatnonzero(found["late"] == found["late"]).tolist() == [1999]
+    assert np.flatnonzero(found["late"] == found["late"]).tolist() == [149]
     assert np.flatnonzero(found["skipped"]).tolist() == [6]
     assert found["seconds/computing"][0] == pytest.approx(0.2)
     assert found.of_workers("waiting")[9] == pytest.approx([0.2, 0.0, 0.0])
