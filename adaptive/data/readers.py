@@ -67,7 +67,11 @@ class Readers:
         self._waits_for = "", 0.0  # what, and since when
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start to read. A read that has not begun can be canceled."""
+        """Start to read: call a function, the same one in all processes. A read that has not begun can be canceled.
+
+        Raises:
+          DataError: the function cannot be sent to processes.
+        """
         raise NotImplementedError
 
     def result(self, read: Future[Any], what: str = "examples") -> Any:
@@ -203,27 +207,24 @@ def _run(tasks: SimpleQueue[Task | None]) -> None:
 
 
 class ReaderProcesses(Readers):
-    """Processes that call a function, which each receives once. They start at the first read, and again after one was
-    lost or after `close`.
+    """Processes that receive a function once. They start at the first read, and again after one was lost or after
+    `close`.
     """
 
-    def __init__(self, function: Callable[..., Any], number: int, read_timeout: float | None):
-        super().__init__(number, read_timeout)
-        self._function, self._executor = function, None
+    _executor: Any = None
 
-    def submit(self, *args: Any) -> Future[Any]:
-        """Call the function in one of the processes. Raises a DataError if it cannot be sent to them."""
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         try:
-            return (self._executor or self._start()).submit(_read, *args)
+            return (self._executor or self._start(function)).submit(_read, *args)
         except BrokenExecutor:  # a process was lost; earlier reads have raised the error
-            return self._start().submit(_read, *args)
+            return self._start(function).submit(_read, *args)
 
-    def _start(self) -> Any:
+    def _start(self, function: Callable[..., Any]) -> Any:
         import cloudpickle
         import loky
 
         try:
-            pickled = cloudpickle.dumps(self._function)
+            pickled = cloudpickle.dumps(function)
         except Exception as error:
             raise DataError(
                 f"num_readers={self.number}: the data cannot be sent to other processes: {type(error).__name__}: "

@@ -134,16 +134,17 @@ class SourceRows(Rows):
                 f"len(data) is {length}: the data are repeated without end. Leave out .repeat(), because the "
                 "program repeats the data in every epoch."
             )
-        self.lengths, self._processes = (length,), num_readers > 0
+        self.lengths = (length,)
         self._reader, threads = _ExampleReader(source, functions), ReaderThreads(num_threads, read_timeout)
         self.example = threads.call(self._reader.first)
         self._row_bytes = max(1, sum(leaf.nbytes for leaf in jax.tree.leaves(self.example)))
-        self.readers = ReaderProcesses(self._reader.read, num_readers, read_timeout) if num_readers else threads
+        self.readers = ReaderProcesses(num_readers, read_timeout) if num_readers else threads
         self.notes = (f"data with an index: {self!r}, each once per epoch",)
 
     def __repr__(self) -> str:
         number = self.readers.number
-        by = f"{number} processes" if self._processes else f"{number} threads" if number > 1 else "a thread"
+        kind = "processes" if isinstance(self.readers, ReaderProcesses) else "threads"
+        by = "a thread" if (number, kind) == (1, "threads") else f"{number} {kind}"
         return f"{len(self)} examples, read by {by}"
 
     def rows(self, indices: np.ndarray) -> Any:
@@ -153,11 +154,10 @@ class SourceRows(Rows):
         return joined([self.result(*read) for read in reads])
 
     def submit(self, indices: np.ndarray, epochs: np.ndarray, seed: int, shard: int) -> Future[Any]:
-        function = () if self._processes else (self._reader.read,)
-        return self.readers.submit(*function, indices, epochs, seed, shard)
+        return self.readers.submit(self._reader.read, indices, epochs, seed, shard)
 
     def piece(self, examples: int) -> int:
-        if self._processes:
+        if isinstance(self.readers, ReaderProcesses):
             part, few = -(-examples // self.readers.number), _PIECE_BYTES // self._row_bytes
             return max(1, min(max(part, few), examples, _LARGEST_PIECE))
         return 1 if self.readers.number > 1 else max(1, examples)
@@ -291,10 +291,9 @@ def from_source(
     Raises:
       DataError: the data cannot be used, or have no index; says the line to write instead.
     """
-    if whole(num_readers) is None or num_readers < 0:
-        raise DataError(f"num_readers= must be a number of processes; got {num_readers!r}.")
-    if whole(num_threads) is None or num_threads < 1:
-        raise DataError(f"num_threads= must be a number of threads, at least 1; got {num_threads!r}.")
+    for name, number, least in (("num_readers", num_readers, 0), ("num_threads", num_threads, 1)):
+        if whole(number) is None or number < least:
+            raise DataError(f"{name}= must be a whole number, at least {least}; got {number!r}.")
     if num_threads > 1 and num_readers:
         raise DataError("pass num_readers= (processes) or num_threads=, not both.")
     if isinstance(data, Rows):
