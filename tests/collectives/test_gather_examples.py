@@ -110,10 +110,6 @@ def test_the_split_may_change_but_not_the_global_batch(program):
     program.step()
 
 
-def test_check_finds_that_the_split_does_not_matter(program):
-    assert program.check()
-
-
 def test_coupled_gradients_have_no_noise_scale():
     def driver(params, batch):
         grads = jax.grad(clip_loss)(params, batch, of_all)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from launchers import ending
-from tests.mpirun import ROOT
 from tests.speed import limit
 
 
@@ -182,29 +180,3 @@ def test_what_is_reported_and_finalized_when_python_ends(
             assert (tmp_path / "log").read_text() == "the last step"
     assert found == ([] if ended is None else [ended])
     assert reports(launcher) == ([] if said is None else [said])
-
-
-USES_MPI = """
-import sys, types
-from launchers import ending
-mpi = types.ModuleType("mpi4py.MPI")  # a stand-in, to which no C library belongs
-mpi.__file__ = "/none/MPI.so"
-mpi.Is_initialized, mpi.Is_finalized = lambda: True, lambda: False
-mpi.Finalize = lambda: print("finalized")
-sys.modules["mpi4py.MPI"] = mpi
-ending.prepare()
-"""
-
-
-@pytest.mark.parametrize(
-    ("survives", "script", "code", "output"),
-    [
-        ("1", "", 0, "finalized"),
-        ("1", "ending.ends(3); raise SystemExit(3)", 3, ""),  # finalizing would wait for the others
-        ("1", "ending.all_have_heard(); 1 / 0", 1, "finalized"),
-    ],
-)
-def test_a_process_finalizes_mpi_at_its_end_unless_the_others_continue(survives, script, code, output):
-    environ = {**os.environ, ending.SURVIVES: survives, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", USES_MPI + script], env=environ, capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout.strip()) == (code, output), ran.stderr

@@ -76,7 +76,6 @@ def test_a_process_answers_and_is_found_by_its_pid():
         assert inspection.state_of(process.pid) == GONE
         assert record.read()[0].group == 7  # what it has shown can still be read
     assert ActivityRecord.of(process.pid) is None
-    assert ActivityRecord.of(os.getpid()) is None
     with child("input()", pid=1) as (process, _):
         assert ActivityRecord.of(process.pid) is None  # the memory of another process, which it has inherited
 

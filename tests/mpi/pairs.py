@@ -20,8 +20,6 @@ from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
-from collectives.worlds.mailboxes.mailbox import ProcessMailbox
-from tests.speed import Deadline
 
 FOLDER, CASES = Path(sys.argv[1]), sys.argv[2:]
 NUMBERS = 50_000
@@ -130,61 +128,6 @@ def programs(world) -> None:
     print("nobody has waited", flush=True)
 
 
-def going_on(world, members, happens, steps=8):
-    """Rounds, in the fourth of which something happens to some workers before they take their local steps; the others
-    take theirs as soon as that is so.
-
-    Args:
-      members: those who are there in the end.
-    """
-    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
-    done = []
-
-    def first(worker, step, w):
-        if step == 3 and not done:
-            done.append(step)
-            happens(int(worker))
-        return w
-
-    def behind(worker, step, w):
-        mark(f"{worker} behind {step}").touch()
-        return w
-
-    def step(w, batch):
-        shape, number = jax.ShapeDtypeStruct(w.shape, w.dtype), ad.step_number()
-        w, _ = jax.lax.scan(lambda w, x: local_step(w, x), w, ad.minibatches(batch, size=4))  # one of its own
-        w = io_callback(first, shape, ad.worker_index(), number, w)
-        w, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=4))
-        w = io_callback(behind, shape, ad.worker_index(), number, w)
-        return comm.all_reduce(w), {}
-
-    with ad.Program(step, jnp.zeros(5), data, global_batch=72, world=world) as program:
-        *_, report = program.run(steps=steps)
-        assert report.members == members
-        assert report.step == steps
-        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
-    print(f"went on as {members}", flush=True)
-
-
-def stopped(world) -> None:
-    """A rank is stopped in the middle of a round, until the others have ended theirs."""
-    pids = [int(pid) for pid in world.all_gather_bytes(str(os.getpid()).encode())]
-
-    def happens(worker):
-        if worker == LAST:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif worker == WAKES:
-            threading.Thread(target=wake).start()
-        if worker != LAST:
-            until(lambda: " T " in Path(f"/proc/{pids[LAST]}/stat").read_text())
-
-    def wake():
-        until(lambda: all(mark(f"{worker} behind 3").exists() for worker in range(LAST)))
-        os.kill(pids[LAST], signal.SIGCONT)
-
-    going_on(world, (0, 1, 2), happens)
-
-
 def dying_while_mailboxes_are_made(world) -> None:
     """Ranks die one after another, at any moment. Every rank that is left has a mailbox, and sees the others in it."""
     delays = np.random.default_rng(0).uniform(0, 0.03, size=world.size)
@@ -206,42 +149,11 @@ def dying_while_mailboxes_are_made(world) -> None:
     print("the last one has a mailbox", flush=True)
 
 
-def joins(world) -> None:
-    """A process that is spawned is looked at, and looks."""
-    data = np.random.default_rng(0).normal(2.0, 0.1, size=(360, 5)).astype(np.float32)
-    seen, look = set(), ProcessMailbox.look
-
-    def noted(mailbox, worker, reader, round):
-        found = look(mailbox, worker, reader, round)
-        if found is not None:
-            seen.add((worker, reader))
-        return found
-
-    ProcessMailbox.look = noted
-    with ad.Program(driver, jnp.zeros(5), data, global_batch=72) as program:
-        joined, more, deadline, own = 0, len(world.members) + 1, Deadline(60), world.workers[0]
-        for report in program.run():
-            time.sleep(0.005)  # or the joining rank hardly gets time for its imports
-            if report.step == 3:
-                program.rescale(workers=more)
-            joined = joined or (report.step if report.joined else 0)
-            all_seen = {(other, own) for other in program.members if other != own}
-            waits = float(not joined or report.step <= joined + 20 or seen != all_seen)
-            waits, over = comm.all_reduce((waits, float(not deadline.left())), op="max")
-            if over or not waits:
-                break
-        assert joined
-        assert seen == all_seen, (seen, all_seen)
-        np.testing.assert_allclose(program.state, data.mean(0), atol=0.2)
-    print("seen by each other", flush=True)
-
-
-with comm.world(max_workers=3 if CASES == ["joins"] else None) as world:
+with comm.world() as world:
     ONE_HOST = world.transport.group.one_host
-    if CASES != ["joins"]:
-        # A stopped process is woken up by one of its host.
-        last = world.transport.group.everyone[LAST].host
-        WAKES = min(p.worker_slots[0] for p in world.transport.group.everyone if p.host == last)
+    # A stopped process is woken up by one of its host.
+    last = world.transport.group.everyone[LAST].host
+    WAKES = min(p.worker_slots[0] for p in world.transport.group.everyone if p.host == last)
     for case in CASES:
         globals()[case](world)
 print("ended well", flush=True)

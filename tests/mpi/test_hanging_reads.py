@@ -11,7 +11,7 @@ import pytest
 from tests.mpirun import run
 from tests.speed import at_start, slowness
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "hanging_reads.py"
 READ = r"example \d+ of the data \(by thread adaptive-input, for \d+ s\)"
@@ -24,9 +24,7 @@ def start(*arguments):
     return result.stderr
 
 
-@pytest.mark.parametrize(
-    ("when", "limit"), [("step", ["1"]), *(pytest.param(w, [], marks=pytest.mark.long) for w in ("step", "build"))]
-)
+@pytest.mark.parametrize(("when", "limit"), [("step", ["1"]), ("build", [])])
 def test_the_reader_is_named_and_the_job_ends_with_that_message(when, limit):
     said = start(when, *limit)
     assert re.search(
@@ -38,7 +36,6 @@ def test_the_reader_is_named_and_the_job_ends_with_that_message(when, limit):
     assert "The job ends because of rank 1" not in said, said  # before the others' hang_timeout ended
 
 
-@pytest.mark.long
 def test_without_a_deadline_the_others_name_the_reader_and_end_the_job():
     said = start("step", "0")
     report = rf"rank 1 \(.*\) is in a step; waiting for {READ}.*\n(.*\n)*?.*in waits_for_the_disk"

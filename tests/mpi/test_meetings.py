@@ -154,46 +154,6 @@ def test_a_rank_that_fails_while_a_program_is_built(world):
         build(driver, 0.0, make_data(), N, world=world)
 
 
-def test_a_rank_that_fails_in_the_block_of_its_world():
-    """In the user's own code, between steps."""
-
-    def train(world):
-        with world:
-            program = build(descend, 0.0, make_data(), N, world=world)
-            program.step()
-            if odd(world):
-                raise ZeroDivisionError
-            program.step()
-
-    world = make_world()
-    with pytest.raises(ZeroDivisionError if odd(world) else ad.WorkerError):
-        train(world)
-    with pytest.raises(ad.CollectiveError, match="after it was closed"):  # rather than wait for who is gone
-        world.barrier()
-
-
-@pytest.mark.parametrize("how", ["returns", "is left"])
-def test_a_world_that_is_closed_while_others_step(how):
-
-    def train(world):
-        with world:
-            program = build(descend, 0.0, make_data(), N, world=world)
-            program.step()
-            if odd(world) and how == "returns":
-                world.close()
-            if not odd(world):
-                program.step()
-
-    world = make_world()
-    with pytest.raises(ad.DisagreementError) as caught:
-        train(world)
-    assert "message 1 of step 2" in str(caught.value)
-    assert f"rank {world.processes - 1}: the end of its world's block (test_meetings.py:" in str(caught.value)
-    world.close()  # twice is harmless, and waits for nobody
-    with pytest.raises(ad.CollectiveError, match="after it was closed"):
-        world.barrier()
-
-
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 

@@ -13,15 +13,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
-import collectives.strategies as sync
 import controllers as ctrl
 import monitors as mon
-from adaptive.runtime.local_world import LocalWorld
 from tests.problems import adam_driver, adam_state, build, descend, make_data, make_params
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
@@ -418,59 +415,3 @@ def test_nans_in_the_local_state_of_one_rank_are_no_checkpoint_on_any(world):
         [program.step() for _ in range(3)]
         with pytest.raises(ad.NonFiniteError, match=r"no checkpoint of step 3: state\['own'\] holds NaNs"):
             program.checkpoint()
-
-
-# --- ways to synchronize ----------------------------------------------------------------------------------------------
-
-
-def test_replicas_are_those_of_one_process(world):
-    """Replicas, their mean and their distance, of ranks and of as many workers of one process."""
-    strategy = sync.hybrid(sync.model_averaging(optax.sgd(0.05)), sync.synchronous(optax.sgd(0.05)))
-
-    def switch(control, loss):
-        if control.step == 3:
-            control.set_hyperparameters(synchronous=True)
-
-    def driver(state, batch):
-        value_and_grad = jax.value_and_grad(lambda w, x: jnp.square(x @ w - 1).mean())
-        new, loss = strategy.step(state, value_and_grad, batch["x"])
-        loss = comm.all_reduce(loss)
-        ctrl.hook(switch, loss)
-        return new, {"loss": loss, "apart": mon.replica_distance(strategy.replica(state))}
-
-    data = make_data()
-    start = strategy.init(np.full(data["x"].shape[1], 0.5, np.float32))
-    found = []
-    for where in (world, LocalWorld(world.size)):
-        with build(
-            driver, start, data, 5 * world.size, world=where, per_worker_state=strategy.per_worker_state
-        ) as program:
-            reports = [program.step() for _ in range(6)]
-            found.append(([r.metrics for r in reports], sync.average(program, strategy)))
-    (metrics, mean), (expected, expected_mean) = found
-    np.testing.assert_allclose(mean, expected_mean, rtol=1e-5)
-    for here, there in zip(metrics, expected, strict=True):
-        np.testing.assert_allclose(here["loss"], there["loss"], rtol=1e-5)
-        np.testing.assert_allclose(here["apart"], there["apart"], rtol=1e-3, atol=1e-6)
-    assert float(metrics[1]["apart"]) > 0
-    assert float(metrics[-1]["apart"]) == 0
-
-
-def test_rows_of_all_examples_have_the_gradient_of_the_whole_batch(world):
-    with jax.enable_x64(True):
-        data = jax.tree.map(np.float64, make_data())
-        w = np.linspace(0.1, 0.5, data["x"].shape[1])
-        shares, found = range(1, 1 + world.size), []
-
-        def loss_fn(w, x):
-            z = jnp.outer(x @ w, w)
-            return jax.nn.logsumexp(z @ comm.gather_examples(z, N).T, -1).mean()
-
-        def driver(w, batch):
-            grad = comm.all_reduce(jax.grad(loss_fn)(w, batch["x"]))
-            return w - 0.1 * grad, {"grad": grad}
-
-        for where, options in ((world, {"shares": shares}), (LocalWorld(), {})):
-            with build(driver, w, data, N, world=where, resizable=False, **options) as program:
-                found.append([program.step().metrics["grad"] for _ in range(3)])
-    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)

@@ -13,33 +13,12 @@ import collectives.strategies as sync
 import monitors as mon
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
+from tests.collectives.linear import FIRST, PARAMS, close, data, gradient, mean_loss, states, steps, vector
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 RATE, STEPS = 2.0**-6, 3
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
-PARAMS = {"w": np.full(4, 0.1), "b": np.zeros(())}
-FIRST = np.array([0, 0.1, 0.1, 0.1, 0.1])
-
-
-def data(examples=240):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(examples, 4))
-    return {"x": x, "y": x @ np.arange(4.0) + rng.normal(size=examples)}
-
-
-def mean_loss(params, batch):
-    return ((batch["x"] @ params["w"] + params["b"] - batch["y"]) ** 2).mean()
-
-
-def gradient(v, batch):
-    """Of a vector (b, w…), by numpy."""
-    x, rest = batch["x"], batch["x"] @ v[1:] + v[0] - batch["y"]
-    return np.concatenate([[2 * rest.mean()], 2 * rest @ x / len(x)])
-
-
-def vector(params):
-    return np.concatenate([[np.asarray(params["b"])], np.asarray(params["w"])])
 
 
 def built(strategy, world=None, examples=None, **options):
@@ -51,35 +30,6 @@ def built(strategy, world=None, examples=None, **options):
     return ad.Program(
         driver, strategy.init(PARAMS), examples or data(), per_worker_state=strategy.per_worker_state, **given
     )
-
-
-def watched(program):
-    """The workers' batches, of each step from now on; None for a worker without one."""
-    seen, take = [], program._parts.stream.take
-
-    def taken(*args, **options):
-        share = take(*args, **options)
-        seen.append([None if b is None else jax.tree.map(np.asarray, b) for b in share.batches])
-        return share
-
-    program._parts.stream.take = taken
-    return seen
-
-
-def run(program, steps):
-    """Step by step, the workers' batches."""
-    seen = watched(program)
-    for _ in range(steps):
-        program.step()
-        yield seen[-1]
-
-
-def states(program):
-    return [program._parts.state_as_given(leaves) for leaves in program._parts.engine.states]
-
-
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 # Products with powers of two are exact, so that it does not matter with which sums XLA fuses them.
@@ -138,7 +88,7 @@ def test_the_update_is_that_of_a_plain_loop():
     groups = [[0, 2], [1]]
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
     program = built(strategy, shares=(4, 6, 2), microbatch=2)
-    for batches in run(program, 20):
+    for batches in steps(program, 20):
         loop.step(batches)
         for (x, _), state in zip(loop.own, states(program), strict=True):
             close(vector(state.replica), x)
@@ -155,7 +105,7 @@ def test_leaving_and_joining_workers(groups):
     world = LocalWorld(4)
     strategy, loop = sync.islands(INNER, OUTER, STEPS, groups), Loop(groups)
     program = built(strategy, world, global_batch=24, microbatch=2, resizable=True)
-    for step, batches in enumerate(run(program, 24), 1):
+    for step, batches in enumerate(steps(program, 24), 1):
         loop.step(batches)
         for batch, own, state in zip(batches, loop.own, states(program), strict=True):
             if batch is not None:
@@ -194,12 +144,11 @@ def test_one_island_is_synchronous_to_the_bit():
             close(other.state.params, one.state.params)
 
 
-@pytest.mark.parametrize("wire", [pytest.param(None, marks=pytest.mark.long), "8bit"])
-def test_islands_of_one_are_diloco(wire):
+def test_islands_of_one_are_diloco_also_in_few_bits():
     """With batches whose weights are powers of two, and so divide exactly. XLA rounds some sums of loops elsewhere."""
     rng, sizes = np.random.default_rng(0), (4, 8, 4)
     shards = [{"x": (x := rng.normal(size=(96, 4))), "y": x @ np.arange(4.0)} for _ in sizes]
-    options = {"wire": wire, "rounding": "nearest"} if wire else {}
+    options = {"wire": "8bit", "rounding": "nearest"}
     strategies = {
         "rounds": sync.diloco(INNER, EXACT_OUTER, STEPS, **options),
         "steps": sync.islands(INNER, EXACT_OUTER, STEPS, [[0], [1], [2]], **options),
@@ -246,8 +195,10 @@ def test_the_noise_scale_is_that_within_islands():
         )
 
     program = program_of(sync.islands(INNER, OUTER, STEPS, groups), islands=groups)
-    seen = watched(program)
-    noise, (batches,) = program.step().metrics["noise"], seen
+    reports = []
+    program.subscribe(lambda event: reports.append(event.report))
+    (batches,) = steps(program, 1)
+    noise = reports[0].metrics["noise"]
     parts = [[jax.tree.map(lambda x, n=n: x[n : n + 2], b) for n in range(0, len(b["y"]), 2)] for b in batches]
     means = [[gradient(FIRST, part) for part in of_worker] for of_worker in parts]
     of_islands = [[*means[0], *means[1]], means[2]]
@@ -260,18 +211,6 @@ def test_the_noise_scale_is_that_within_islands():
     one = program_of(sync.islands(INNER, OUTER, STEPS, whole), islands=whole).step().metrics["noise"]
     other = program_of(sync.synchronous(INNER)).step().metrics["noise"]
     close([one.trace, one.signal], [other.trace, other.signal])
-
-
-def test_a_checkpoint_in_the_middle_of_a_round():
-    strategy = sync.islands(INNER, OUTER, STEPS, [[0, 1], [2]], wire="2bit")
-    program, other = built(strategy), built(strategy)
-    for _ in range(4):
-        program.step()
-    other.restore(program.checkpoint())
-    for _ in range(5):
-        program.step(), other.step()
-    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from adaptive import CollectiveError
 from adaptive.base.mailbox import Mailbox
 from adaptive.operators.round_clock import RoundClock, _until_quorum
 from adaptive.runtime.local_world import LocalWorld
+from tests.collectives.linear import FIRST, close, gradient, states, steps, vector
 
-from .test_islands import EXACT_OUTER, FIRST, INNER, OUTER, RATE, built, close, gradient, run, states, vector
+from .test_islands import INNER, OUTER, RATE, built
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -102,7 +103,7 @@ def scripts(seed, workers, rounds):
 def test_the_update_is_that_of_a_plain_loop(quorum, expected):
     world, loop, counted = Scripted(4), Loop(4, quorum), []
     program = built(sync.quorum(INNER, OUTER, STEPS, quorum=quorum), world, shares=(4, 4, 8, 4), global_batch=20)
-    each, script = run(program, 24), scripts(0, 4, 24)
+    each, script = steps(program, 24), scripts(0, 4, 24)
     for world.stop_after in script:
         batches = next(each)
         loop.step(batches, {} if quorum == 4 else world.stop_after)  # if all are needed, none is late
@@ -115,7 +116,7 @@ def test_a_leaving_workers_change_is_lost_and_a_joining_worker_starts_with_the_m
     world, loop = Scripted(4), Loop(4, quorum=1)
     options = {"global_batch": 16, "max_local_batch": 16, "resizable": True}
     program = built(sync.quorum(INNER, OUTER, STEPS, quorum=1), world, **options)
-    seen, each = [], run(program, 16)
+    seen, each = [], steps(program, 16)
     for step, script in enumerate(scripts(1, 4, 16), 1):
         world.stop_after = script  # before the step
         batches = next(each)
@@ -129,16 +130,6 @@ def test_a_leaving_workers_change_is_lost_and_a_joining_worker_starts_with_the_m
         seen.append(sum(batch is not None for batch in batches))
     assert set(seen) == {3, 4}
     assert seen[-1] == 4
-
-
-def test_a_round_of_all_is_diloco():
-    strategies = [sync.diloco(INNER, EXACT_OUTER, STEPS), sync.quorum(INNER, EXACT_OUTER, STEPS, quorum=3)]
-    one, other = (built(strategy, shares=(4, 8, 4), global_batch=16) for strategy in strategies)
-    for _ in range(6):
-        losses = [program.step().metrics["loss"] for program in (one, other)]
-        close(*losses)
-        close(vector(other.state.params), vector(one.state.params))
-        assert other.state.counted == 3
 
 
 class Paced(Mailbox):
@@ -185,19 +176,6 @@ def test_a_late_worker_takes_further_steps(monkeypatch, missing, others, grace, 
 def test_seconds_of_too_few_workers_are_no_quorum():
     assert _until_quorum([3.0, 1.0, 2.0], 2) == 2
     assert _until_quorum([3.0], 2) == float("inf")
-
-
-def test_a_checkpoint_has_the_unsent_changes_of_late_workers():
-    worlds = Scripted(4), Scripted(4)
-    program, other = (built(sync.quorum(INNER, OUTER, STEPS), world, global_batch=16) for world in worlds)
-    worlds[0].stop_after = worlds[1].stop_after = {3: 1}
-    for _ in range(2):
-        program.step()
-    other.restore(program.checkpoint())
-    for _ in range(3):
-        program.step(), other.step()
-    for a, b in zip(jax.tree.leaves(states(program)), jax.tree.leaves(states(other)), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_outside_a_program_it_is_one_worker():

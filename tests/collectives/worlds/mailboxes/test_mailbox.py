@@ -137,15 +137,6 @@ def test_memory_that_cannot_be_opened_is_asked_for(mailboxes, monkeypatch):
     until(lambda: seen(second.look(0, 1, 3)) == 5)
 
 
-def test_a_mailbox_that_is_stopped_is_asked_in_vain(mailboxes):
-    owner, asks = mailboxes((0, 1))
-    owner.publish(0, 3, constant(5))
-    until(lambda: seen(asks.look(0, 1, 3)) == 5)
-    for _ in range(2):
-        owner.stop()
-    assert asks.look(0, 1, 3) is None
-
-
 # --- over TCP ---------------------------------------------------------------------------------------------------------
 
 

@@ -140,22 +140,6 @@ def test_sums_in_the_preamble_are_rounded_like_others(device):
         np.testing.assert_array_equal(found, [[np.inf, -np.inf, np.nan, 2, 2], [most, -most, 6, 4, 2]])
 
 
-def test_a_result_that_was_donated_is_there_again_in_the_next_message():
-    specs = [((4,), F32, "sum"), ((500,), F32, "sum")]
-
-    def use(comm):
-        channel, _ = channel_of(comm, specs, 0)
-        for step in range(3):
-            (row,), _ = channel.exchange(
-                SentMessage([[np.full(s, step + 1, F32) for s, *_ in specs]], np.zeros(0, F32))
-            )
-            assert [np.asarray(x).tolist() for x in row] == [[2.0 * (step + 1)] * n for n in (4, 500)]
-            row[step % 2].delete()
-        return True
-
-    assert Job(2).run(use) == [True] * 2
-
-
 @pytest.mark.parametrize("device", [0, 1])
 def test_messages_of_other_layouts_or_words_are_a_disagreement_and_the_next_ones_arrive(device):
     def use(comm):
