@@ -5,7 +5,6 @@ All workers compute the same schedule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,22 +48,6 @@ class Ring(Mixed):
 
 
 @dataclass(frozen=True)
-class Exponential(Mixed):
-    """Each worker with the one at distance 1, 2, 4, …: one distance per step, by turns.
-
-    This is not a matching: a worker sends to one worker and receives from another. If the number of workers is a power
-    of two, one pass over all distances averages all workers.
-    """
-
-    def weights(self, step: int, members: Sequence[int]) -> Weights:
-        n = len(members)
-        if n == 1:
-            return {}
-        distance = 2 ** (max(step - 1, 0) % math.ceil(math.log2(n)))
-        return {own: {own: 0.5, members[(i + distance) % n]: 0.5} for i, own in enumerate(members)}
-
-
-@dataclass(frozen=True)
 class Matchings(Mixed):
     """Pairs given by the user: one list for each step, repeated."""
 
@@ -83,7 +66,7 @@ def _of_pairs(pairs: Iterable[tuple[int, int]]) -> Weights:
     return found
 
 
-NAMED: dict[str, Mixed] = {"random": RandomMatchings(), "ring": Ring(), "exponential": Exponential()}
+NAMED: dict[str, Mixed] = {"random": RandomMatchings(), "ring": Ring()}
 
 
 def schedule_of(what: str, schedule: Schedule, workers: int | None) -> Mixed:
@@ -141,7 +124,6 @@ def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | N
       schedule: which workers average in which step:
         "random": random pairs, drawn again in each step. With an odd number of workers one keeps its value.
         "ring": with the previous and the next worker, each with weight 1/3.
-        "exponential": with the worker at distance 1, 2, 4, …, by turns (Ying et al. 2021).
         Or pairs of your own, a list per step, repeated: `[[(0, 1), (2, 3)], [(0, 2), (1, 3)]]`. A worker that is in no
         pair, or whose partner is absent, keeps its value.
       when: see `all_reduce`.

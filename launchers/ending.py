@@ -177,6 +177,14 @@ def _say(**what: Any) -> bool:
     return False
 
 
+def addresses() -> list[str]:
+    """Return this host's IPv4 addresses; the loopback address last, because it leads elsewhere on other hosts."""
+    import psutil  # not in every rank
+
+    found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
+    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127."))
+
+
 def give_up_after(line: socket.socket, seconds: float) -> None:
     """Let the kernel close a connection whose other side has not answered for `seconds`. Idle ones are probed."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from .ending import LAUNCHER, LONGEST_LINE, give_up_after
+from .ending import LAUNCHER, LONGEST_LINE, addresses, give_up_after
 from .restarts import JobEnd
 from .supervisor import end_with
 from .verdict import ProcessState, reason_to_end, remark, say, verdict
@@ -242,9 +242,3 @@ class Job:
                     child.kill()
         with suppress(ProcessLookupError):
             self._launcher.kill()
-
-
-def addresses() -> list[str]:
-    """Return this host's IPv4 addresses, loopback first."""
-    found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
-    return sorted(found, key=lambda address: not address.startswith("127."))

@@ -51,7 +51,7 @@ def pair_averaging(optimizer: optax.GradientTransformation, schedule: Schedule =
       CollectiveError: an argument is not an optimizer or not a schedule.
 
     Example:
-      >>> strategy = sync.pair_averaging(optax.sgd(0.1), "exponential")            # doctest: +SKIP
+      >>> strategy = sync.pair_averaging(optax.sgd(0.1), "ring")                   # doctest: +SKIP
 
     References:
       Lian et al. 2018, "Asynchronous decentralized parallel stochastic gradient descent", ICML.

@@ -14,25 +14,18 @@ from collections.abc import Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from launchers.ending import give_up_after
+from launchers.ending import addresses, give_up_after
 
 Address = tuple[str, int]  # a host and a port
 
-_LOOPBACK = "127.0.0.1"
 _MOST_ADDRESSES = 32
 _SECONDS_TO_GREET = 5.0
 _SECONDS_TO_NOTICE = 60.0  # until the loss of the host at the other end is detected
 
 
 def addresses_of(door: socket.socket) -> list[Address]:
-    """Return the addresses of a listening socket in all networks of this host; the loopback address last, because it
-    leads to another process on other hosts.
-    """
-    import psutil
-
-    found = [a.address for each in psutil.net_if_addrs().values() for a in each if a.family == socket.AF_INET]
-    others = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
-    return [(host, door.getsockname()[1]) for host in [*others[: _MOST_ADDRESSES - 1], _LOOPBACK]]
+    """Return the addresses of a listening socket in the networks of this host, the loopback address last."""
+    return [(host, door.getsockname()[1]) for host in addresses()[-_MOST_ADDRESSES:]]
 
 
 def accept(door: socket.socket, key: bytes) -> Connection:

@@ -128,18 +128,6 @@ def test_rounds_restart():
     np.testing.assert_array_equal(*ends)
 
 
-def test_workers_that_leave_are_not_looked_at():
-    world = LocalWorld(3)
-    with program_of(pairs(), world) as program:
-        program.step()
-        world.leave(2)
-        program.step()
-        assert program._parts.mailboxes._mailboxes.members == (0, 1)
-        world.join(2)
-        program.step()
-        assert program._parts.mailboxes._mailboxes.members == (0, 1, 2)
-
-
 # --- who is looked at -------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adaptive import CollectiveError
-from collectives._neighbor_mean import Exponential, Matchings, RandomMatchings, Ring, schedule_of
+from collectives._neighbor_mean import Matchings, RandomMatchings, Ring, schedule_of
 
 MEMBERS = [0, 2, 3, 5, 6]
 
@@ -21,7 +21,7 @@ def pairs(weights):
 
 
 @pytest.mark.parametrize("n", range(1, 6))
-@pytest.mark.parametrize("schedule", ["random", "ring", "exponential"])
+@pytest.mark.parametrize("schedule", ["random", "ring"])
 def test_every_mean_and_every_workers_shares_add_up_to_one(schedule, n):
     members = MEMBERS[:n]
     for step in range(6):
@@ -52,17 +52,6 @@ def test_in_a_ring_workers_average_with_both_neighbors():
     assert found == {0: {6, 0, 2}, 2: {0, 2, 3}, 3: {2, 3, 5}, 5: {3, 5, 6}, 6: {5, 6, 0}}
 
 
-@pytest.mark.parametrize(
-    ("n", "distances"), [(2, [1, 1, 1, 1]), (3, [1, 1, 2, 1]), (4, [1, 1, 2, 1]), (5, [1, 1, 2, 4])]
-)
-def test_distances_double_by_turns(n, distances):
-    """The first is that of steps 0 and 1."""
-    assert Exponential().weights(1, MEMBERS[:1]) == {}
-    for step, distance in enumerate(distances):
-        expected = {MEMBERS[i]: {MEMBERS[i]: 0.5, MEMBERS[(i + distance) % n]: 0.5} for i in range(n)}
-        assert Exponential().weights(step, MEMBERS[:n]) == expected
-
-
 def test_given_pairs_take_turns_without_those_that_are_absent():
     schedule = schedule_of("neighbor_mean", [[(0, 2), (3, 5)], [(np.int64(2), 4)], []], 6)
     assert isinstance(schedule, Matchings)
@@ -82,7 +71,7 @@ def test_given_pairs_take_turns_without_those_that_are_absent():
     ],
 )
 def test_what_is_no_schedule_is_refused(schedule, workers):
-    with pytest.raises(CollectiveError, match=r"must be one of 'random', 'ring', 'exponential'; or, .* pairs of"):
+    with pytest.raises(CollectiveError, match=r"must be one of 'random', 'ring'; or, .* pairs of"):
         schedule_of("neighbor_mean", schedule, workers)
     assert schedule_of("neighbor_mean", [[(0, 3), (1, 2)], [(0, 1)], []], workers)
     assert schedule_of("neighbor_mean", [[(0, 1000)]], None)

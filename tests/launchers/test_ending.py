@@ -9,6 +9,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from launchers import ending
@@ -94,6 +95,15 @@ def test_the_kernel_closes_a_connection_without_answers(seconds, idle, interval,
         names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
         found = [line.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
     assert found == [idle, interval, 3, unanswered]  # idle + 3 intervals: the whole timeout
+
+
+def test_a_hosts_loopback_address_comes_last(monkeypatch):
+    def address(text: str, family: int = socket.AF_INET) -> SimpleNamespace:
+        return SimpleNamespace(address=text, family=family)
+
+    found = {"lo": [address("127.0.0.1")], "eth0": [address("10.0.0.2"), address("::1", socket.AF_INET6)]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    assert ending.addresses() == ["10.0.0.2", "127.0.0.1"]
 
 
 # --- the end of Python ------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +19,7 @@ import pytest
 
 from launchers import job as jobs
 from launchers.ending import LAUNCHER
-from launchers.job import Job, addresses
+from launchers.job import Job
 from launchers.restarts import JobEnd
 from launchers.verdict import ProcessState
 from tests.mpirun import ROOT
@@ -541,12 +540,3 @@ def test_reports_that_arrive_after_the_end_of_mpirun_count(play):
         return 0
 
     assert play(scene, words=limit(20))[0] == (3, None, None)
-
-
-def test_a_hosts_loopback_address_comes_first(monkeypatch):
-    def address(text: str, family: int = socket.AF_INET) -> SimpleNamespace:
-        return SimpleNamespace(address=text, family=family)
-
-    found = {"eth0": [address("10.0.0.2"), address("::1", socket.AF_INET6)], "lo": [address("127.0.0.1")]}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
-    assert addresses() == ["127.0.0.1", "10.0.0.2"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -87,9 +86,6 @@ def without_a_core():
 def goes_its_own_way(what: str, program: ad.Program) -> None:
     """What a rank does after step 3, while the others continue."""
     match what:
-        case "loops":
-            while True:
-                pass
         case "rests":
             time.sleep(RESTS)
         case "is stopped":
@@ -100,8 +96,6 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
             mutex = ctypes.create_string_buffer(64)
             for _ in range(2):  # the second time it waits for ever, whatever signals arrive
                 ctypes.PyDLL(None).pthread_mutex_lock(mutex)
-        case "loops in C":  # this takes for ever, and nothing else of Python runs meanwhile
-            re.match(r"(a+)+$", "a" * 200 + "b")
         case "gets no core":
             with without_a_core():
                 until = time.monotonic() + SLOW * PATIENCE

@@ -132,16 +132,6 @@ def test_a_directory_that_cannot_be_written_ends_the_run_on_all(world, tmp_path)
         program.step()  # they are together
 
 
-def test_a_directory_of_another_run_is_refused_on_all(world, directory):
-    with build(descend, 0.0, make_data(), N, world=world) as program:
-        list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))
-        world.barrier()
-    with build(descend, 0.0, make_data(), N, world=world) as other:
-        with hears(world, ad.CheckpointError, "holds checkpoints of another run", "holds checkpoints of another run"):
-            list(other.run(steps=1, checkpoint=ad.Checkpoints(directory)))
-        other.step()
-
-
 def test_a_rank_that_does_not_see_the_directory(world, directory, tmp_path):
     with build(descend, 0.0, make_data(), N, world=world) as program:
         list(program.run(steps=1, checkpoint=ad.Checkpoints(directory)))

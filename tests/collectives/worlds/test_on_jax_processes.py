@@ -7,17 +7,14 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
-import monitors as mon
 from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError, DisagreementError, DriverError, WorkerCountError, WorkerError
 from collectives.worlds.transport import transport
-from tests.problems import ADAM, adam_state, build, descend, make_data, mean_loss
+from tests.problems import build, descend, make_data
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2, jax=True)]
 
@@ -161,41 +158,6 @@ def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
     else:
         with pytest.raises(WorkerError, match="rank 0 failed it has no such op"):
             send_odd()
-
-
-def listing_1(state, batch):
-    """Listing 1's step: the gradient, its noise scale, by which the batch grows."""
-    loss, grads = jax.value_and_grad(mean_loss)(state["params"], batch)
-    average = comm.all_reduce(grads)
-    noise = mon.noise_scale(grads, average)
-    ctrl.hook(lambda control, scale: control.rescale(global_batch=min(scale, 32)), noise.scale, every=5)
-    updates, opt = ADAM.update(average, state["opt"], state["params"])
-    params = optax.apply_updates(state["params"], updates)
-    return {"params": params, "opt": opt}, {"loss": comm.all_reduce(loss), "noise": noise.scale}
-
-
-@pytest.mark.long
-def test_listing_1_takes_the_course_of_one_process_with_as_many_devices(world):
-    def course(chosen):
-        sizes = {"max_local_batch": 12, "deterministic": True}
-        with ad.Program(
-            listing_1, adam_state(), make_data(), global_batch=8 * chosen.size, world=chosen, **sizes
-        ) as program:
-            program.warm_up()
-            reports = list(program.run(steps=12))
-            return [report.global_batch for report in reports], [report.metrics for report in reports], program.state
-
-    with jax.enable_x64(True):
-        batches, metrics, state = course(world)
-        with comm.DeviceWorld(jax.local_devices()[: world.size]) as alone:
-            theirs = course(alone)
-    assert len(set(batches)) > 1
-    assert batches == theirs[0]
-    ours, others = (jax.tree.leaves(jax.tree.map(np.asarray, tree)) for tree in ((metrics, state), theirs[1:]))
-    for mine, other in zip(ours, others, strict=True):
-        if world.size == 2:  # a sum of two has one rounding, in whatever order
-            np.testing.assert_array_equal(mine, other)
-        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-15)
 
 
 def test_small_parts_that_are_reduced_alike_travel_as_one(world):

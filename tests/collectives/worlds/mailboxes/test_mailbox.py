@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from collectives.worlds import connections
-from collectives.worlds.connections import accept, addresses_of, connect, shut_down
+from collectives.worlds.connections import accept, connect, shut_down
 from collectives.worlds.mailboxes import remote
 from collectives.worlds.mailboxes.mailbox import CreateMailbox, ProcessMailbox
 from collectives.worlds.mailboxes.remote import MailboxServer, RemoteReader
@@ -227,10 +227,3 @@ def test_a_reader_that_does_not_read_delays_nobody():
     reader.close()
     greedy.close()
     server.stop()
-
-
-def test_the_loopback_address_is_tried_last():
-    with socket.create_server(("", 0)) as door:
-        *others, last = addresses_of(door)
-        assert last == ("127.0.0.1", door.getsockname()[1])
-        assert last not in others
