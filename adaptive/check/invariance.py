@@ -1,26 +1,22 @@
 """Checks that a step's result does not depend on how its batch is split, as it does with batch norm or summed losses.
 
-The check runs steps on one batch in double precision (`widen.py`), split into equal shares, into random uneven ones of
-several microbatches, and over fewer workers, as in an elastic world: a few consecutive steps and, if the driver reads
-the step number, some later ones. A program with one worker is tried as if it had two. Every trial of a step starts from
-the same state, so rounding errors do not grow from step to step.
+The check runs steps on one batch in double precision (`widen.py`), in equal shares, in random uneven ones of several
+microbatches, and over fewer workers. Every trial of a step starts from the same state, so rounding errors do not grow.
+All is compared element by element, because many optimizers treat elements separately.
 
-Reduced messages are compared first, then the state, metrics and hook values, all element by element, because many
-optimizers treat elements separately. Optimizers such as Adam magnify rounding errors where gradients are near zero, so
-a difference in an output counts only if it depends on a number of workers, or on a reduced value that differs by more
-than rounding (`rounding.py`) too. Which ones an output must not depend on is in `Dependencies.counts`.
-
-If a reduced value differs, and nothing that follows from it does, the answer is "not known": a decision (a comparison
-or argmax) gives the same until a threshold is crossed, and a learning rate of zero hides everything.
+Optimizers such as Adam magnify rounding errors where gradients are near zero. So a difference in an output counts only
+if the output depends on a number of workers, or on a reduced value that differs by more than rounding (`rounding.py`).
+If a reduced value differs, and nothing that follows from it does, the answer is "not known": a comparison or argmax
+gives the same until a threshold is crossed, and a learning rate of zero hides everything.
 
 Where a monitor is given a local value and its mean over all examples, both must be equal in a single microbatch of one
-worker; that is tried too.
+worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -92,12 +88,8 @@ def check_invariance(
         note = f"nothing to compare: a batch of {examples} cannot be split in another way."
         return Invariance("not known", note=note)
     try:
-        with jax.enable_x64(True):
-            bench = Bench(widened(plans), engine, batch, seed=program_seed)
-            try:
-                return _Comparison(bench, plan, [even, *splits], rng, tolerance).of_steps(step)
-            finally:
-                bench.close()
+        with jax.enable_x64(True), closing(Bench(widened(plans), engine, batch, seed=program_seed)) as bench:
+            return _Comparison(bench, plan, [even, *splits], rng, tolerance).of_steps(step)
     except CannotWidenError as error:
         note = f"{error} works in its own dtypes only"
     except jax.errors.JaxRuntimeError as error:  # memory may not suffice
@@ -133,24 +125,15 @@ def _for_several_workers(engine: Engine) -> Planner:
 def _each_workers_own(plan: Plan) -> str:
     """Return a description of the collectives by which replicas differ on purpose; "" if there are none."""
     for c in (c for message in plan.messages for c in message):
-        what = f"{c.how.about}{at(c.line)}"
-        if c.when is not None:
-            return f"{what} is sent in some steps only, and leaves each worker's own in the others"
-        if isinstance(c.how.op, Mixed):
-            return f"{what} averages with some other workers only"
-        if not c.how.travels:
-            return f"each worker's examples are averaged by themselves{at(c.line)}"
+        if c.when is not None or isinstance(c.how.op, Mixed) or not c.how.travels:
+            return f"{c.how.about}{at(c.line)} combines the values of some workers, or of all in some steps only"
     return ""
 
 
 class _Comparison:
-    """The trials of one driver and what they have shown so far.
+    """The trials of one driver, whose plan in its own precision is `driver`, and what they have shown so far.
 
-    Args:
-      bench: runs the trials.
-      driver: the driver's plan in its own precision.
-      splits: equal shares, with which the other ones are compared.
-      tolerance: see `check_invariance`.
+    Of `splits`, the first has equal shares. The other ones are compared with it.
     """
 
     def __init__(

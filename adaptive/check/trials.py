@@ -139,14 +139,7 @@ class Result(NamedTuple):
 
 
 class Bench:
-    """Runner of trials of a plan.
-
-    Args:
-      plans: the driver's plans in double precision.
-      engine: the engine whose state and operator states the first trial starts from. Not changed.
-      batch: the examples, as one batch.
-      seed: the program's seed.
-    """
+    """Runs trials of `plans`, the driver's in double precision, from the state of `engine`, which is not changed."""
 
     def __init__(self, plans: Planner, engine: Engine, batch: Any, *, seed: int):
         plan = plans.reference
@@ -204,8 +197,8 @@ class Bench:
     def nudged(self, start: Start, rng: np.random.Generator) -> tuple[Start, Any]:
         """Return the state and examples with each number perturbed by a rounding error.
 
-        Perturbs zeros of the state too, with which parameters often start. That breaks an optimizer's moments, so only
-        the reduced values of a trial from here are valid.
+        Zeros of the state are perturbed too. That breaks an optimizer's moments, so only the reduced values of a trial
+        from here are valid.
         """
         first = [nudged(leaf, rng, whole=True) for leaf in start.states[0]]
         local = self.plan.local_state  # left alone, because it differs between workers

