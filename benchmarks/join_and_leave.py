@@ -33,11 +33,11 @@ def rank(folder: str, changes: int, mebibytes: int) -> None:
     """Train on this rank, and request another number of workers at intervals."""
     import collectives as comm
     from adaptive.control.membership import Membership
-    from adaptive.program.members import MembershipChanges
+    from adaptive.program.members import Members
 
     notes = Notes(folder)
     notes.around(Membership, "change")
-    notes.around(MembershipChanges, "transfer_state")
+    notes.around(Members, "transfer_state")
     with comm.world(workers=FEW) as world:
         program = monitored(world, workers=FEW, mebibytes=mebibytes)
         program.warm_up()

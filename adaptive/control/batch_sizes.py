@@ -80,14 +80,14 @@ class BatchSizes:
         self._last_bounds: tuple[Limits | None, Any, Limits] = None, (), self.limits  # of `bounds`
         self.members = tuple(range(n) if members is None else members)
         self.needed: tuple[int, ...] = ()
-        self.shares = self.checked([1.0] * n if shares is None else shares)
-        self.wanted = total = self.check_global(global_batch)
+        self.shares = tuple(self.checked([1.0] * n if shares is None else shares).tolist())
+        self.wanted = total = checked_global_batch(global_batch, self.bounds())
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
         self.current: Split = first
-        self.limits = self._with_quantum(total, self.shares)
-        self.previous = self.current
+        self.previous: Split = first
         self.pending: Split | None = None
         self.next: Split | None = None
+        self.limits = self._with_quantum(total, self.shares)
         self._one_by_one = self._waits = False
         self.fixed_by = ""
         self.revision = Revision()
@@ -145,7 +145,7 @@ class BatchSizes:
         Raises:
           BatchSizeError: the program has fixed batch sizes.
         """
-        weights = np.asarray(self.shares) if decision.shares is None else self._checked_weights(decision.shares)
+        weights = np.asarray(self.shares) if decision.shares is None else self.checked(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
         by, until = f"{hooks_in_words(hooks)}: " * bool(hooks), ", until other workers have joined" * for_others
@@ -218,7 +218,7 @@ class BatchSizes:
         shares[list(joined)] = known.mean() if len(known) else 1.0
         if not shares[list(members)].any():  # those who took examples have all left
             shares[:] = 1.0
-        self.shares = self.checked(shares)
+        self.shares = tuple(self.checked(shares).tolist())
         return notes + self._split_again()
 
     def _split_again(self) -> list[str]:
@@ -298,23 +298,23 @@ class BatchSizes:
         Raises:
           BatchSizeError: the members cannot have these sizes.
         """
-        if shares is not None:
-            shares = self.checked(shares)
-        if global_batch is not None or shares is not None:  # the old global batch may be too small for other workers
-            number = self.check_global(sum(self.target) if global_batch is None else global_batch, shares, slots)
-            global_batch = None if global_batch is None else number
-        return Decision(global_batch, shares)
+        given = None if shares is None else tuple(self.checked(shares).tolist())
+        if global_batch is None and given is None:  # the old global batch may be too small for other workers
+            return Decision()
+        weights = given or self.shares
+        if slots is not None:  # a worker that joins has a share of 1
+            there, then = set(self.members), set(slots)
+            weights = tuple((s if i in there else 1.0) if i in then else 0.0 for i, s in enumerate(weights))
+        total = sum(self.target) if global_batch is None else global_batch
+        number = checked_global_batch(total, self.bounds(weights))
+        return Decision(None if global_batch is None else number, given)
 
-    def checked(self, shares: Any) -> tuple[float, ...]:
-        """Return valid shares, with 0 for empty worker slots.
+    def checked(self, shares: Any) -> np.ndarray:
+        """Return valid shares, with 0 for empty worker slots; an array, because tuples of thousands take long.
 
         Raises:
           BatchSizeError: no member has a share, or a worker whose value the driver broadcasts has none.
         """
-        return tuple(self._checked_weights(shares).tolist())
-
-    def _checked_weights(self, shares: Any) -> np.ndarray:
-        """Return what `checked` does, as an array: of thousands of workers, tuples take most of the time."""
         weights = check_shares(shares, len(self.limits.lower))
         there = np.zeros(len(weights), bool)
         there[list(self.members)] = True
@@ -328,18 +328,3 @@ class BatchSizes:
                 f"worker {missing[0]} must take at least one example: the driver broadcasts a value of that worker."
             )
         return taken
-
-    def check_global(
-        self, global_batch: Any, shares: Sequence[float] | None = None, slots: Sequence[int] | None = None
-    ) -> int:
-        """Return a valid global batch, with these shares or the current ones; `slots`: the future members. Raises a
-        BatchSizeError if the number is invalid, or not possible for these members.
-        """
-        return checked_global_batch(global_batch, self.bounds(self._shares_of(slots, shares or self.shares)))
-
-    def _shares_of(self, slots: Sequence[int] | None, shares: Sequence[float]) -> Sequence[float]:
-        """Return the shares of the future members; a worker that joins has a share of 1."""
-        if slots is None:
-            return shares
-        there, then = set(self.members), set(slots)
-        return [(s if i in there else 1.0) if i in then else 0.0 for i, s in enumerate(shares)]

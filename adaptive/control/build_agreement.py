@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -136,20 +136,16 @@ def digest_of_text(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def compare_across_processes(
-    world: World, about: str, work: Callable[[], tuple[dict[str, str], T]], advice: str
-) -> list[T]:
-    """Call `work` on every process, and return all results by rank. Communicates. If `work` raises, the caller reports
-    that to the other processes (`fails_together`).
+def compare_across_processes(world: World, about: str, digests: dict[str, str], result: T, advice: str) -> list[T]:
+    """Return the results of all processes, by rank, if their digests are equal. Communicates.
 
     Args:
-      work: returns digests by name, which must be equal on all processes, and a result.
+      digests: by name.
       advice: what to do if a digest differs.
 
     Raises:
       DisagreementError: a digest differs, or other processes are in another collective. On every process.
     """
-    digests, result = work()
     own = pickle.dumps((digests, pickle.dumps(result)))  # digests are compared before results are unpickled
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(own, about)]
     compare([theirs for theirs, _ in everyone], advice)

@@ -31,7 +31,7 @@ class DecisionDigest:
       step: the step after which the last decision was made; 0 before the first.
     """
 
-    TRANSFERRED = ("value", "step", "asked")  # what a joining process takes over from the others
+    TRANSFERRED = ("value", "step", "_asked")  # what a joining process takes over from the others
 
     def __init__(self, hook_lines: Mapping[str, str] | None = None) -> None:
         self.value = 1
@@ -62,10 +62,6 @@ class DecisionDigest:
     def asked(self) -> tuple[str, ...]:
         """Descriptions of the last few requests since processes last compared; if there are none, of those before."""
         return tuple(text if isinstance(text, str) else f"{text[0]} asked for {_wish(text[1])}" for text in self._asked)
-
-    @asked.setter
-    def asked(self, texts: tuple[str, ...]) -> None:
-        self._asked = texts
 
     def _note(self, text: str | _Asked) -> None:
         self._asked = (text,) if self._compared else (*self._asked, text)[-_REMEMBERED:]

@@ -68,7 +68,7 @@ class Hooks:
         hooks: Sequence[HookPlan],
         n_workers: int,
         membership: Membership,
-        hyperparameters: Hyperparameters | None = None,
+        hyperparameters: Hyperparameters = NONE,
         *,
         keep_sizes: bool = False,
     ):
@@ -207,10 +207,7 @@ class Hooks:
         numbers = self._membership.numbers
         if asked.workers is not None:
             numbers = numbers._replace(target=self._membership.nearest(asked.workers))
-        there, types = NONE, NONE
-        if self._hyperparameters is not None:
-            there, types = self._hyperparameters.values, self._hyperparameters.types
-        values_so_far = {**there, **asked.hyperparameters}
+        types, values_so_far = self._hyperparameters.types, {**self._hyperparameters.values, **asked.hyperparameters}
         unflatten, joined = hook.tree.unflatten, tuple(sorted(self.joined[i]))
         self.joined[i] = set()
         for step in seen:

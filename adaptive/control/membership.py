@@ -95,10 +95,7 @@ class Membership:
         self._world, self._in_status, self._fixed_by, self._needed = world, in_status, fixed_by, needed
         self._termination, self._revision = termination, revision or Revision()
         self._asked: int | None = None
-        roster = Roster.of(world) if roster is None else roster
-        self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
-        self._ready_elsewhere = 0
-        self._set_leave_requests(np.zeros(world.capacity))
+        self._forget_reports(roster)
 
     # --- target -------------------------------------------------------------------------------------------------------
 
@@ -268,6 +265,13 @@ class Membership:
         if self._leave_requested:
             self._revision.increment()
 
+    def _forget_reports(self, roster: Roster | None = None) -> None:
+        """Continue with these members, by default the current ones, which have reported nothing yet."""
+        roster = roster or Roster.of(self._world)
+        self._there, self._generation = len(roster.members), roster.generation  # at the last `_refresh`
+        self._ready_elsewhere = 0
+        self._set_leave_requests(np.zeros(self._world.capacity))
+
     def _count_ready(self, about: str) -> int:
         if self._world.processes == 1:
             return self.ready_to_join
@@ -309,12 +313,10 @@ class Membership:
         if leaving or number != there:
             before = self._world.losses
             self._world.change(number, leaving)
-            self._ready_elsewhere = 0
-            self._set_leave_requests(np.zeros(self._world.capacity))
             lost = sum(len(loss.workers) for loss in self._world.losses[len(before) :])
             if lost and self.asked is not None and not self._world.respawn:  # lost while members changed: not replaced
                 self.asked = max(len(self._world.members), self.asked - lost)
-            self._there, self._generation = len(self._world.members), self._world.generation
+            self._forget_reports()
             if self.pending:
                 self._world.request_workers(self.target)
         return leavers
@@ -355,9 +357,6 @@ class Membership:
         """
         if asked is None and self.asked is not None:
             asked = members
-        roster = Roster.of(self._world) if roster is None else roster
-        self._there, self._generation = len(roster.members), roster.generation
+        self._forget_reports(roster)
         self.asked = None if asked is None else self.nearest(asked)
-        self._ready_elsewhere = 0
-        self._set_leave_requests(np.zeros(self._world.capacity))
         self._world.request_workers(self.target)

@@ -24,24 +24,18 @@ def reset_slots(state: Any, init: Callable[[int], Any], n_workers: int, slots: S
     others = jax.tree.leaves(larger)
     if jax.tree.structure(larger) != tree:
         return first
-    axes = [_longer(np.shape(a), np.shape(b)) for a, b in zip(leaves, others, strict=True)]
-    if any(len(found) > 1 for found in axes):
+    shapes = [(np.shape(a), np.shape(b)) for a, b in zip(leaves, others, strict=True)]
+    if any(len(a) != len(b) or sum(x != y for x, y in zip(a, b, strict=True)) > 1 for a, b in shapes):
         return first
+    axes = [next((axis for axis, n in enumerate(a) if n != b[axis]), None) for a, b in shapes]
     pairs = zip(jax.tree.leaves(state), leaves, axes, strict=True)
-    return jax.tree.unflatten(tree, [_with_rows(old, new, found, slots) for old, new, found in pairs])
+    return jax.tree.unflatten(tree, [_with_rows(old, new, axis, slots) for old, new, axis in pairs])
 
 
-def _longer(shape: tuple[int, ...], larger: tuple[int, ...]) -> list[int]:
-    """Return the axes whose lengths differ."""
-    if len(shape) != len(larger):
-        return [0, 1]  # not one entry per worker
-    return [axis for axis, (a, b) in enumerate(zip(shape, larger, strict=True)) if a != b]
-
-
-def _with_rows(old: Any, new: Any, axes: Sequence[int], slots: Sequence[int]) -> Any:
-    if not axes:
+def _with_rows(old: Any, new: Any, axis: int | None, slots: Sequence[int]) -> Any:
+    if axis is None:
         return old
-    at: tuple[Any, ...] = (slice(None),) * axes[0] + (list(slots),)
+    at: tuple[Any, ...] = (slice(None),) * axis + (list(slots),)
     changed = np.array(old)
     changed[at] = np.asarray(new)[at]
     return changed if isinstance(old, np.ndarray) else jax.numpy.asarray(changed)

@@ -50,7 +50,7 @@ class Status(StepStatus):
 
     def __init__(self, world: World, digest: DecisionDigest, sizes: BatchSizes, members: Membership):
         self._n = world.capacity
-        self._n_facts, self.length = _n_facts(self._n), status_length(self._n)
+        self._n_facts, self.length = self._n + _OF_ALL, status_length(self._n)
         self._world, self._digest, self._sizes, self._members = world, digest, sizes, members
         self.checkpoint_due = self.checkpoint_requested = self.repeats = False
         self._own, self._seconds_view = np.zeros(0), np.zeros((_SECONDS, 0))  # last report, view of its seconds
@@ -69,9 +69,8 @@ class Status(StepStatus):
         self._own = np.zeros(self.length)
         self._seconds_view = self._own[self._n_facts :].reshape(_SECONDS, n)[:, workers.start : workers.stop]
         self._own[workers.start : workers.stop] = _REQUESTS * self._digest.value + self._members.leave_request
-        can = sizes.can_make_pending, sizes.can_make_any
-        of_all = *can, self._members.ready_to_join, self.checkpoint_due
-        self._own[n : self._n_facts] = of_all
+        ready = sizes.can_make_pending, sizes.can_make_any, self._members.ready_to_join
+        self._own[n : self._n_facts] = *ready, self.checkpoint_due
 
     def decode(self, elements: np.ndarray) -> None:
         """Apply the sum of all processes' reports; shape=(length,). Kept until the next message.
@@ -106,10 +105,6 @@ class Status(StepStatus):
         return WorkerSeconds.measured(input_, computing, busy, self._world.workers, waited)
 
 
-def _n_facts(capacity: int) -> int:
-    return capacity + _OF_ALL
-
-
 def status_length(capacity: int) -> int:
     """Return the number of elements of a status."""
-    return _n_facts(capacity) + _SECONDS * capacity
+    return capacity + _OF_ALL + _SECONDS * capacity

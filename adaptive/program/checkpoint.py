@@ -24,8 +24,7 @@ from adaptive.runtime.engine import Engine
 
 from .parts import ProgramParts
 
-VERSION = 1
-HALF_OF_RUN_ID = 6  # digits of a run's id; some libraries store no text, or only int32
+VERSION = 2
 
 
 def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
         "slots": {op_state.name: [next(copies) for _ in op_state.init] for op_state in engine.plan.op_states},
         "hooks": hooks_to_keep(p.hooks),
         "step": run.step,
-        "run_id": np.array([int(half, 16) for half in (run.run_id[:HALF_OF_RUN_ID], run.run_id[HALF_OF_RUN_ID:])]),
+        "run_id": np.frombuffer(run.run_id.encode(), np.uint8).copy(),  # some libraries store no text
         "cursor": np.array(stream.cursors),
         "batch_sizes": np.array(sizes.target),
         "global_batch": sizes.wanted,

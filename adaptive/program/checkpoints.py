@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from adaptive.base.errors import CheckpointError
 from adaptive.base.values.numbers import whole
+from adaptive.disk import folders
+from adaptive.disk.best import KeepBest, best_of
 
 _EVERY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(step|epoch|minute)s?\s*")
 _TAKES = '"100 steps", "1 epoch", "0.5 epochs", "10 minutes", or a whole number of steps'
@@ -64,7 +66,7 @@ class Checkpoints:
     directory: str | os.PathLike[str]
     every: str | int = "1 epoch"
     keep: int = 3
-    keep_best: tuple[str, Literal["min", "max"]] | None = None
+    keep_best: KeepBest | None = None
 
     def __post_init__(self) -> None:
         self.interval, self.path  # noqa: B018  # raise
@@ -117,13 +119,10 @@ class Checkpoints:
         Raises:
           CheckpointError: there is no `keep_best`, or no checkpoint has a value of this name.
         """
-        from adaptive.disk.best import best_of
-        from adaptive.disk.folders import checkpoints
-
         if self.keep_best is None:
             raise CheckpointError('best() needs  ad.Checkpoints(…, keep_best=("val.loss", "min"))')
         try:
-            found = best_of(reversed(checkpoints(self.path)), self.keep_best)
+            found = best_of(reversed(folders.checkpoints(self.path)), self.keep_best)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror or error}.") from error
         if found is None:
@@ -155,8 +154,6 @@ def newest_readable(path: Path) -> FoundCheckpoint:
     Raises:
       CheckpointError: there is none (a `NoneThereError`), or none can be read.
     """
-    from adaptive.disk import folders
-
     notes: list[str] = []
     try:
         there = folders.checkpoints(path)

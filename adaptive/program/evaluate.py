@@ -59,29 +59,22 @@ def evaluate(
     members = world.members if members is None else members
     there = (state for worker, state in zip(world.workers, states, strict=True) if worker in members)
     state = next(there, states[0])  # a process without workers traces the same function
-    whole: list[tuple[int, Any]] = []  # (number of examples, shapes of the values of fn)
+    check = check or MeanCheck()
 
-    def work() -> tuple[dict[str, str], list[Any]]:
+    def of_those_left() -> tuple[list[Any], int, Any]:
         rows, each = rows_of(data), positive("batch", batch)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(state, rows.shapes(min(each, len(rows))))
         _check(fn, shapes, state, rows, each, op)
         named = [(name, len(jax.tree.leaves(node)), is_metric(node)) for name, node in _named(shapes)]
         combined = [None if merged else name for name, n, merged in named for _ in range(n)]
-        looks(fn, state, rows.rows, (len(rows), each), combined, op)
-        whole.append((len(rows), shapes))
+        check(fn, state, rows.rows, (len(rows), each), combined, op)
         digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
-        return digests, [part.value for part in _gathered(fn, shapes, states, rows, world, those, each, op)]
+        left = [worker for worker in members if worker in world.members]
+        parts = _gathered(fn, shapes, states, rows, world, left, each, op)
+        own = [part.value for part in parts]
+        return compare_across_processes(world, about, digests, own, _SAME_ON_ALL), len(rows), shapes
 
-    looks = check or MeanCheck()
-    those: list[int] = []  # the workers over which the data are distributed
-
-    def of_those_left() -> list[list[Any]]:
-        nonlocal those
-        those = [worker for worker in members if worker in world.members]
-        return compare_across_processes(world, about, work, _SAME_ON_ALL)
-
-    everyone = with_same_members(world, of_those_left)
-    examples, shapes = whole[-1]
+    everyone, examples, shapes = with_same_members(world, of_those_left)
     parts = _parts_of(shapes, op)
     for sent in everyone:
         for part, value in zip(parts, sent, strict=True):

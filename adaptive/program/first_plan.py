@@ -64,13 +64,13 @@ def first_plan(
         multiple = lcm(multiple, found)
 
 
-def plan_for_capacity(planner: Planner, limits: Limits, global_batch: int, microbatch: int | None) -> Plan:
+def plan_for_capacity(planner: Planner, limits: Limits, options: Options) -> Plan:
     """Return the plan for an equal share of the global batch in every worker slot, or else the first plan, if the
     driver cannot be traced for that size.
     """
-    size = global_batch // len(limits.upper) // limits.multiple * limits.multiple
+    size = options.global_batch // len(limits.upper) // limits.multiple * limits.multiple
     try:
-        return planner(min(max(size, limits.multiple), microbatch or size, *limits.upper))
+        return planner(min(max(size, limits.multiple), options.microbatch or size, *limits.upper))
     except Exception:  # raised by the driver, which may support one batch size only
         return planner.reference
 

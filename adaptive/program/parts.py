@@ -44,7 +44,7 @@ from adaptive.runtime.kernels.microbatches import CALL_OVERHEAD
 
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by
 from .first_plan import check_alike, first_plan, plan_for_capacity
-from .members import MemberTracker, ProgramMailboxes
+from .mailboxes import ProgramMailboxes
 from .reports import SkippedSteps, StepClock
 
 if TYPE_CHECKING:  # imported on use
@@ -125,7 +125,7 @@ class ProgramParts:
     Attributes:
       build_digests: digests that processes compare if a message does not match: see `World.build_digests`.
       revision: incremented by every change on which prepared steps depend.
-      members: the members for which the parts' state is valid.
+      roster: the members when building began, for which the first sizes were chosen.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ProgramParts:
         began = time.time()
         self.world, self.name, self.ambient = world, name, ambient
         check_driver(driver)
-        roster = Roster.of(world)  # may change in any operation below: see `MemberTracker`
+        self.roster = roster = Roster.of(world)  # may change in any operation below: see `Members`
         self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
         self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, world.local_mesh)
         on_device = world.devices[0].platform != "cpu"
@@ -157,7 +157,7 @@ class ProgramParts:
         settings = {"batch sizes": self.sizes.current, **options.settings}
         if world.local_mesh is not None:
             settings["mesh"] = repr(world.local_mesh)
-        whole = partial(plan_for_capacity, planner, self.sizes.limits, options.global_batch, options.microbatch)
+        whole = partial(plan_for_capacity, planner, self.sizes.limits, options)
         self.build_digests = check_alike(world, name, self.form, leaves, self.data, self.plan, settings, whole)
         built_in(world)
         self.mailboxes = ProgramMailboxes(world, self.plan, planner.mailboxes, name)
@@ -185,7 +185,6 @@ class ProgramParts:
         self.run.notes += self.engine.context.placements[0].notes
         self._prepare_sizes(options, fixed_by)
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
-        self.members = MemberTracker(world, self.engine, self.hooks, self.sizes, roster)
         self._prepare_reports(options)
         self.run.origin = run_origin(began, machines.host_names, settings)
         self.activity.turn(BETWEEN)

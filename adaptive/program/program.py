@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from adaptive.check.verdict import Invariance
 
     from .checkpoints import Checkpoints
-    from .restore import Branch
 
 State = TypeVar("State")
 
@@ -50,48 +50,41 @@ class Program(Generic[State, Metrics]):
 
     Args:
       driver: the training step. `state` and `metrics` are pytrees of arrays; `batch` is a pytree like `data`, with any
-        number of examples. May be wrapped in `jax.jit`.
+        number of examples.
       state: the initial state: a pytree of arrays and numbers, equal on all processes; copied to each worker's device.
-        Where a worker is a mesh, arrays that are sharded over it stay so; other sharded arrays are refused. Python
-        numbers are promoted as under `jax.jit`, unless a step makes arrays of them. Or a function of no arguments that
-        returns the state: each array is then freed as soon as it is copied, so that a large state is never held twice.
+        Where a worker is a mesh, arrays may be sharded over it. Or a function of no arguments that returns the state:
+        each array is then freed as soon as it is copied, so that a large state is never held twice.
       data: the data set: equal on all processes, and unchanged while the program runs. One of
 
         * a pytree of arrays with one leading axis;
-        * an object with `__len__` and `__getitem__` whose items are pytrees of arrays and numbers, equal whenever they
-          are read;
-        * the result of a function of `ad.data`, where examples are transformed, read by other processes, or read from
-          an iterator;
+        * an object with `__len__` and `__getitem__` whose items are pytrees, equal whenever they are read;
+        * the result of a function of `ad.data`, to transform examples, or to read them in other processes or from an
+          iterator;
         * `Shards`: separate data for each worker.
       global_batch: examples per step, over all workers.
-      world: where to run. Default: the world that this thread has entered last; without one this process alone, with
-        one worker on its first device. `comm.world()` has a worker on each device.
+      world: where to run. Default: the world that this thread has entered last, or one worker on the first device.
       seed: seed of the order of examples, and of `step_key()`.
       shares: relative sizes of the workers' first batches; shape=(capacity,). A worker with share 0 takes no examples.
         Default: equal.
       microbatch: the most examples in one microbatch, to limit memory. A larger local batch runs as several.
-      max_local_batch: the most examples that a worker may take: one number for all, or one per worker. Or "auto": as
-        many as memory permits. Larger batches run as microbatches whose kernels fit, by XLA's report of their memory,
-        on each process. Not for drivers whose batches cannot be split into microbatches.
+      max_local_batch: the most examples that a worker may take: one number for all, or one per worker. Or "auto":
+        larger batches run as microbatches whose kernels fit into memory, as XLA reports it.
       nonfinite: what happens when a reduced value is not finite: because a worker's contribution is not, because the
         sum overflows its type, or because all weights of a mean are zero.
 
         * "raise": raise a NonFiniteError;
         * "skip": skip the step. Its examples are consumed, and the state is unchanged. After 25 such steps in a row
           one more raises;
-        * "allow": check nothing. For drivers that test the reduced values themselves, such as for loss scaling. A mean
-          with zero weights is NaN.
+        * "allow": check nothing, for drivers that test the reduced values themselves, such as for loss scaling.
 
-        An update that computes NaNs from finite values (an optimizer's 0 / 0) cannot be skipped, because it has
-        overwritten the state: the next step's gradients are NaN, and the error says that the state is. Unless "allow",
-        a state with NaNs does not become a checkpoint.
+        An update that computes NaNs from finite values (an optimizer's 0 / 0) has overwritten the state: the next
+        step's error says so. Unless "allow", a state with NaNs does not become a checkpoint.
       per_worker_state: selects the part of the state that may differ between workers, such as a local optimizer's:
-        `lambda state: state["momentum"]`. The rest must be replicated. Local state that is computed from a whole local
-        batch needs that batch to run as one microbatch; from `comm.local_mean(grads)` it does not.
-      deterministic: whether two runs with the same decisions are bitwise equal: microbatches are chosen by size, not
-        by which kernels are compiled, and new sizes take effect at once, after waiting for their kernels.
+        `lambda state: state["momentum"]`. The rest must be replicated.
+      deterministic: whether two runs with the same decisions are bitwise equal: new sizes take effect at once, after
+        waiting for their kernels.
       resizable: whether batch sizes may change during the run. If not, no kernels are compiled in the background, and a
-        request for other sizes is an error. `restore` may still bring other sizes, and waits for their kernels.
+        request for other sizes is an error; `restore` may still bring some.
 
     Attributes:
       world: where the program runs.
@@ -240,20 +233,19 @@ class Program(Generic[State, Metrics]):
         """Run steps, and yield a report of each. Call it on every process.
 
         Args:
-          epochs, steps: stop after this number of further epochs or steps. A batch that spans the end of an epoch has
-            the last examples of one epoch and the first of the next, and may hold one example twice.
+          epochs, steps: stop after this number of further epochs or steps. A batch that spans the end of an epoch may
+            hold one example twice.
           until_epoch, until_step: stop when this number is done since the beginning of the training, those before a
-            `restore` included. For scripts that are started again; not together with `epochs` or `steps`.
-          progress: show the run's progress on rank 0, on stderr: a bar on a terminal, else plain lines; and the
-            reason when a step takes long.
+            `restore` included: for scripts that are started again.
+          progress: show the run's progress on rank 0, on stderr, and the reason when a step takes long.
           log: sinks to which rank 0 writes each step, in a background thread:
             `[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")]`, or your own (see `ad.log.Sink`). A sink that raises
-            is disabled, with a warning in the log "adaptive", and the run continues.
+            is disabled, with a warning in the log "adaptive".
           record: a file for `ad.log.JSONL`, a further sink: what hooks received and decided, for `ad.log.read`,
             `adaptive report` and `adaptive replay`.
           checkpoint: where and how often to save checkpoints: `ad.Checkpoints("run/", every="1 epoch")`. The last state
-            is saved when the run ends, also when all processes are terminated; not when the loop is left by `break` or
-            an error: call `stop()` instead of `break`, or `save()` before it.
+            is saved when the run ends, also when all processes are terminated; not after `break` or an error: call
+            `stop()` instead of `break`, or `save()` before it.
 
         Yields:
           A `Report` per step. Ends early after `stop()`, or a hook's `control.stop()`; without a limit, only then.
@@ -274,8 +266,8 @@ class Program(Generic[State, Metrics]):
         """Call `listener(event)` with a `StepEvent` after every step of this process.
 
         Args:
-          listener: must not communicate with other processes. A listener that raises is disabled, and the run
-            continues; a warning in the log "adaptive" and a note in this process's report say so.
+          listener: must not communicate with other processes. One that raises is disabled, with a warning in the log
+            "adaptive" and a note in this process's report.
 
         Returns:
           A subscription, to be ended by its `close()` or used as a context manager.
@@ -322,11 +314,10 @@ class Program(Generic[State, Metrics]):
         Args:
           global_batch: examples per step, over all workers.
           shares: relative sizes; shape=(capacity,). Whole numbers that sum to the global batch are taken exactly. A
-            worker with share 0 takes no examples; any other takes at least one. A worker that joins later begins with
-            the mean share.
+            worker with share 0 takes no examples; one that joins later begins with the mean share.
           workers: the number of workers. Surplus workers, on the highest slots, return to the reserve before the next
             step. Missing workers prepare in the background and join together; until then the global batch is limited to
-            what the present workers can hold. A later call replaces a number that is not reached yet.
+            what the present workers can hold.
 
         Raises:
           BatchSizeError: the sizes are impossible, or fixed (`resizable=False`).
@@ -347,12 +338,9 @@ class Program(Generic[State, Metrics]):
         self._parts.decisions.set_by_hand(self._settled().run.step, values)
 
     def stop(self) -> None:
-        """End `run` after the step that it has yielded last, as a hook does by `control.stop()`. Call it in the body of
-        the loop, on every process after the same step: decide by replicated values, such as the report's metrics or
-        the result of `evaluate`. If the call is missing on a process, all raise a DisagreementError.
-
-        `run` then ends as at its limit: it saves the last state, and all processes, those in reserve included, go on
-        after the loop.
+        """End `run` after the step that it has yielded last, as at its limit: the last state is saved. Call it in the
+        body of the loop, on every process after the same step: decide by replicated values, such as the report's
+        metrics. If the call is missing on a process, all raise a DisagreementError.
 
         Raises:
           DriverError: no `run` is under way.
@@ -401,10 +389,8 @@ class Program(Generic[State, Metrics]):
 
     def save(self) -> None:
         """Save a checkpoint of the run now, besides those that are due, and wait until it is on the disk. Call it in
-        the body of the loop over `run`, on every process after the same step.
-
-        It is a checkpoint like the others: `keep=` counts it, and minutes of `every=` count from it. Before a `break`
-        it keeps the last state. If it cannot be written, the next report has a note, and the run continues.
+        the body of the loop over `run`, on every process after the same step. If it cannot be written, the next report
+        has a note, and the run continues.
 
         Raises:
           CheckpointError: no `run` with `checkpoint=` is under way. For a checkpoint in memory: `checkpoint()`.
@@ -433,9 +419,8 @@ class Program(Generic[State, Metrics]):
         """Restore a checkpoint of a program with the same driver and data, and any number of workers. Call it on every
         process. If it raises, the program is unchanged.
 
-        Leaves are matched by name, and must have the dtypes and shapes of this program; other containers, as of a
-        library that returns dicts and lists, do no harm. Operator states and hooks are matched by label and by their
-        order in the driver. Processes compare what they restore, and fail together.
+        Leaves are matched by name, whatever their containers, and must have the dtypes and shapes of this program.
+        Operator states and hooks are matched by label and by their order in the driver.
 
         Args:
           checkpoint: a result of `checkpoint()`; or a directory of `ad.Checkpoints`, of which rank 0 selects the newest
@@ -457,7 +442,8 @@ class Program(Generic[State, Metrics]):
         with self._parts.activity.doing(RESTORING):
             restore(self._parts, self._loop, checkpoint, missing_ok=missing_ok, other_workers_ok=other_workers_ok)
 
-    def branch(self, *, global_batch: int | None = None, **hyperparameters: Any) -> Branch:
+    @contextmanager
+    def branch(self, *, global_batch: int | None = None, **hyperparameters: Any) -> Iterator[None]:
         """Take steps on trial: after the block the program is as before it. Call it on every process, alike.
 
             with program.branch(global_batch=256, lr=0.2):
@@ -465,10 +451,9 @@ class Program(Generic[State, Metrics]):
                     program.step()
                 loss = program.evaluate(loss_fn, test)
 
-        State, operator states, hyperparameters, position in the data, batch sizes and number of steps are restored,
-        also when the block raises. In the block no hook runs, and no listener or sink is called. Requested sizes that
-        are not in force yet are in force after it. The snapshot takes as much host memory as a checkpoint. A worker
-        that is lost in the block is gone after it; none may join in it.
+        All that a checkpoint has is restored, also when the block raises. In the block no hook runs, and no listener or
+        sink is called. Requested sizes that are not in force yet are in force after it. A worker that is lost in the
+        block is gone after it; none may join in it.
 
         Args:
           global_batch: examples per step in the block; by default as now.
@@ -482,9 +467,19 @@ class Program(Generic[State, Metrics]):
           DriverError: the driver has no `ad.hyperparameter` of a name, a value does not fit it, or workers are joining.
           NonFiniteError: the last update made NaNs.
         """
-        from .restore import Branch
+        restore = self._begin_branch(global_batch, hyperparameters)
+        try:
+            yield
+        finally:
+            with self._ambient.settings():
+                restore()
 
-        return Branch(self._settled(), self._loop, global_batch, hyperparameters)
+    @with_build_settings
+    @fails_together("in beginning a branch of")
+    def _begin_branch(self, global_batch: int | None, hyperparameters: Mapping[str, Any]) -> Callable[[], None]:
+        from .restore import begin_branch
+
+        return begin_branch(self._settled(), self._loop, global_batch, hyperparameters)
 
     # --- evaluation and checks ----------------------------------------------------------------------------------------
 
@@ -493,8 +488,8 @@ class Program(Generic[State, Metrics]):
 
             program.log(val={"loss": 0.31, "accuracy": 0.9})
 
-        Call it between two steps of `run`, or after them: the sinks of the last run get them then. Values before the
-        first step of a run go with that step. Rank 0 writes its own values; other processes may call it, too.
+        Call it between two steps of `run`, or after them. Values before the first step of a run go with that step. Rank
+        0 writes its own values; other processes may call it, too.
 
         Args:
           **values: numbers, pytrees of numbers, or metrics with `compute()`. Dots join the names: "val.loss".
@@ -522,12 +517,11 @@ class Program(Generic[State, Metrics]):
 
         Args:
           fn: `fn(state, batch) -> values`: a pytree of arrays, each a mean over the batch's examples, or as `op` says a
-            sum, or a row for each example, such as its prediction; and of metrics with a `merge(other)` method, such as
-            those of clu and google-metrax.
+            sum, or a row for each example; and of metrics with `merge(other)`, such as those of clu and google-metrax.
+            Compiled once per function object.
           data: as for `Program`.
           batch: examples per execution of `fn`.
-          op: how arrays are combined: "mean", "sum", or "rows", which joins the rows of all examples in the order of
-            the data. Each process then holds all rows, several times while they are exchanged.
+          op: how arrays are combined: "mean", "sum", or "rows": those of all examples, in the order of the data.
           log: a name under which the single numbers of the result go to the logs, as by `program.log`: with "val" a
             value `loss` becomes "val.loss".
 
@@ -551,7 +545,7 @@ class Program(Generic[State, Metrics]):
         p, step = self._settled(), self._parts.run.step
         self._means = self._means or MeanCheck()
         states = [p.state_as_given(leaves) for leaves in p.engine.states]
-        about, members = f"evaluate of {self._name} after step {step}", tuple(p.members.joined_in_generation)
+        about, members = f"evaluate of {self._name} after step {step}", p.sizes.members
         with p.activity.doing(EVALUATING):
             found = evaluate(fn, states, data, self.world, batch, about, members, op, self._means)
         if log is not None:
@@ -562,12 +556,11 @@ class Program(Generic[State, Metrics]):
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
         """Check whether this driver's step is independent of how a batch is split.
 
-        Batch norm, summed losses, and losses that couple examples are not; training with them depends on the number of
-        workers and on their speeds. Runs some steps on one batch, in equal shares and in random uneven ones of several
-        microbatches, on this process alone, and changes nothing. Compares state, metrics and hook values by element,
-        in double precision; not per-worker state, and values that depend on the split by design (gathered rows, the
-        noise scale). The verdict is "no" without a comparison if workers average over their own examples, with some
-        others, or in some steps only.
+        Batch norm, summed losses, and losses that couple examples are not. Runs some steps on one batch, in equal
+        shares and in random uneven ones of several microbatches, on this process alone, and changes nothing. Compares
+        state, metrics and hook values by element, in double precision; not per-worker state, and values that depend on
+        the split by design (gathered rows, the noise scale). The verdict is "no" without a comparison if workers
+        average over their own examples, with some others, or in some steps only.
 
         Args:
           batch: a pytree like the data. Default: the next `global_batch` examples.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from adaptive.runtime.step_plan import Outcome
 from .arguments import NonFinite
 
 if TYPE_CHECKING:
+    from .members import Members
     from .parts import ProgramParts
 
 
@@ -39,24 +40,17 @@ class StepClock:
     """
 
     def __init__(self, world: World):
-        self.compute_seconds = [_NAN] * len(world.workers)
-        self.began = _NAN
+        self._n = len(world.workers)
+        self.restart()
 
-    def record(self, seconds: Sequence[float], *, beside_compiler: bool) -> None:
-        """Record the seconds of a step; NaN if a compiler of this process ran beside it: then they do not measure the
-        machine's speed, and policies ignore them.
-        """
-        self.compute_seconds = [_NAN] * len(seconds) if beside_compiler else list(seconds)
+    def restart(self) -> None:
+        """Mark all durations as unknown, as before the first step."""
+        self.compute_seconds, self.began = [_NAN] * self._n, _NAN
 
     def forget(self, places: Iterable[int]) -> None:
         """Mark the seconds of these workers (by local index) as unknown."""
         for place in places:
             self.compute_seconds[place] = _NAN
-
-    def restart(self) -> None:
-        """Mark all durations as unknown, as before the first step."""
-        self.forget(range(len(self.compute_seconds)))
-        self.began = _NAN
 
 
 class SkippedSteps:
@@ -101,8 +95,8 @@ class Reports:
       epoch: whole epochs of data consumed.
     """
 
-    def __init__(self, parts: ProgramParts):
-        self._parts = parts
+    def __init__(self, parts: ProgramParts, members: Members):
+        self._parts, self._members = parts, members
         self.members_changed = True
         self.in_force = parts.hyperparameters.values
         self.epoch = parts.stream.epoch
@@ -118,14 +112,12 @@ class Reports:
         by_script, p.decisions.by_script = p.decisions.by_script, []
         run.step += 1
         stream.advance(ran[0])
-        if kernels.busy:
-            clock.record(outcome.compute_seconds, beside_compiler=kernels.step_ended())
-        else:
-            clock.compute_seconds = outcome.compute_seconds
+        beside_compiler = kernels.busy and kernels.step_ended()  # then they do not measure the machine's speed
+        clock.compute_seconds = [_NAN] * len(outcome.compute_seconds) if beside_compiler else outcome.compute_seconds
         joined, lost = tuple[int, ...](), tuple[Loss, ...]()
         if self.members_changed:
             self.members_changed = False
-            joined, lost, come_and_gone = p.members.drain_events()
+            joined, lost, come_and_gone = self._members.drain_events()
             notes = [*come_and_gone, *notes]
         if run.notes:
             waiting, run.notes = run.notes, []  # a checkpoint that is being written may add one at any time

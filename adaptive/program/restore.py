@@ -19,11 +19,8 @@ import numpy as np
 
 from adaptive.base.decision import Decision
 from adaptive.base.errors import BatchSizeError, CheckpointError, DriverError
-from adaptive.base.process.failure import fails_together
-from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.roster import Roster, broadcast_bytes, with_same_members
 from adaptive.base.split import check_shares, split
-from adaptive.base.values.ambient import with_build_settings
 from adaptive.base.values.arrays import is_key
 from adaptive.base.values.tree_paths import Name, by_name
 from adaptive.base.world import World
@@ -34,7 +31,6 @@ from adaptive.data.stream import Stream
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 from .checkpoint import (
-    HALF_OF_RUN_ID,
     VERSION,
     ProgramLeaf,
     host_copy,
@@ -64,15 +60,9 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
         if found is None:
             return
         checkpoint = found.checkpoint
-    prepared: list[tuple[Callable[[Roster], None], dict[str, str]]] = []
-
-    def parse() -> tuple[dict[str, str], None]:
-        go_on = prepare(p, loop, checkpoint, other_workers_ok=other_workers_ok)
-        prepared.append((go_on, _digests(checkpoint) if p.world.processes > 1 else {}))
-        return prepared[-1][1], None
-
-    compare_across_processes(p.world, about, parse, _SAME_CHECKPOINT)
-    ((go_on, digests),) = prepared
+    go_on = prepare(p, loop, checkpoint, other_workers_ok=other_workers_ok)
+    digests = _digests(checkpoint) if p.world.processes > 1 else {}
+    compare_across_processes(p.world, about, digests, None, _SAME_CHECKPOINT)
     go_on(roster)
     p.digest.restart(p.run.step, digests)
     if found:
@@ -163,8 +153,7 @@ def _prepared(
             "    program.restore(…, other_workers_ok=True)"
         )
     (step,), (wanted,), (workers,) = (_numbers(fields, name) for name in ("step", "global_batch", "workers"))
-    run_id = "".join(f"{half:0{HALF_OF_RUN_ID}x}" for half in _numbers(fields, "run_id"))
-    cursors, place = _numbers(fields, "cursor"), str(fields.get("place", ""))
+    run_id, cursors = bytes(_numbers(fields, "run_id")).decode(), _numbers(fields, "cursor")
     members = former if same else p.sizes.members
     batch_sizes, shares = _sizes(fields, p.sizes, wanted, here)
     leaves = leaves_of_program(p)
@@ -176,13 +165,13 @@ def _prepared(
     loop.compile_for(batch_sizes)
 
     def go_on(roster: Roster) -> None:
-        p.members.restart(members)
+        loop.members.restart(members)
         p.engine.workers.replace(states, op_states)
         p.hooks.restart(hooks)
         p.hyperparameters.restart()
         p.sizes.restart(batch_sizes, shares, members, wanted)
         p.membership.restart((workers or None) if same else None, roster, members=len(members))
-        p.stream.go_on(cursors, place)
+        p.stream.go_on(cursors, str(fields.get("place", "")))
         p.run.step, p.run.run_id, p.run.restored, p.skipped.in_a_row = step, run_id, True, 0
         p.revision.increment()
         p.clock.restart()
@@ -283,59 +272,50 @@ def _with_keys(value: np.ndarray, like: jax.Array) -> Any:
     return _as_leaf(value, like) if is_key(like) else np.asarray(value)
 
 
-class Branch:
-    """A context manager for trial steps of a program: see `Program.branch`.
+def begin_branch(
+    p: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Begin trial steps of a program: see `Program.branch`. Communicates like a checkpoint.
 
-    Entering communicates like a checkpoint. Leaving does not, so that a process that raises in the branch can leave it.
+    Returns:
+      A function that makes the program what it was. It does not communicate, so that a process can leave the branch by
+      an error.
     """
+    run, sizes, there = p.run, p.sizes, p.hyperparameters
+    if p.membership.target > len(p.world.members):
+        raise DriverError(
+            f"branch: {p.membership.target} workers were requested and {len(p.world.members)} have joined. Workers "
+            "cannot join in a branch. Begin it when all have joined:\n"
+            "    if len(program.members) == program.target_workers:"
+        )
+    values = checked_hyperparameters(there.values, values, there.types) if values else {}
+    decision = Decision(sizes.exactly(global_batch).global_batch, hyperparameters=values)
+    run.flush_logs()
+    checkpoint = with_same_members(p.world, lambda: snapshot(p))
+    before = run.run_id, run.restored, run.notes, p.skipped.in_a_row
+    digest, outer = dict(vars(p.digest)), (p.hooks.suspended, p.listeners.suspended)
+    run.notes = []
+    p.hooks.suspended = p.listeners.suspended = True
 
-    def __init__(self, parts: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]):
-        self._parts, self._loop, self._ambient = parts, loop, parts.ambient
-        self.world, self._name = parts.world, parts.name  # for `fails_together`
-        self._global_batch, self._values = global_batch, values
-
-    @with_build_settings
-    @fails_together("in beginning a branch of")
-    def __enter__(self) -> None:
-        p, run = self._parts, self._parts.run
-        if p.membership.target > len(p.world.members):
-            raise DriverError(
-                f"branch{at(current_line())}: {p.membership.target} workers were requested and "
-                f"{len(p.world.members)} have joined. Workers cannot join in a branch. Begin the "
-                "branch when all have joined:  if len(program.members) == program.target_workers:"
-            )
-        there = p.hyperparameters
-        values = checked_hyperparameters(there.values, self._values, there.types) if self._values else {}
-        decision = Decision(p.sizes.exactly(self._global_batch).global_batch, hyperparameters=values)
-        run.flush_logs()
-        self._checkpoint = with_same_members(p.world, lambda: snapshot(p))
-        self._before = run.run_id, run.restored, run.notes, p.skipped.in_a_row, dict(vars(p.digest))
-        run.notes = []
-        self._outer = p.hooks.suspended, p.listeners.suspended
-        p.hooks.suspended = p.listeners.suspended = True
-        try:
-            p.digest.enter(run.step, "program.branch", decision)
-            self._loop.compile_first()
-            self._loop.compile_for(p.sizes.target)  # in force after the branch
-            sizes, total = p.sizes, decision.global_batch
-            if total is not None:
-                batch_sizes = split(total, sizes.shares, sizes.bounds())
-                self._loop.compile_for(batch_sizes)
-                sizes.restart(batch_sizes, sizes.shares, sizes.members, total)
-            there.request(values)
-            p.revision.increment()
-        except BaseException:
-            self._restore()
-            raise
-
-    @with_build_settings
-    def __exit__(self, *exc: object) -> None:
-        if not self._parts.engine.lost_state:  # otherwise only a checkpoint on disk could be restored
-            self._restore()
-
-    def _restore(self) -> None:
-        p, run = self._parts, self._parts.run
-        prepare(p, self._loop, self._checkpoint)(Roster.of(p.world))
-        run.run_id, run.restored, run.notes, p.skipped.in_a_row, digest = self._before
+    def restore() -> None:
+        if p.engine.lost_state:  # only a checkpoint on disk can be restored
+            return
+        prepare(p, loop, checkpoint)(Roster.of(p.world))
+        run.run_id, run.restored, run.notes, p.skipped.in_a_row = before
         vars(p.digest).update(digest)
-        p.hooks.suspended, p.listeners.suspended = self._outer
+        p.hooks.suspended, p.listeners.suspended = outer
+
+    try:
+        p.digest.enter(run.step, "program.branch", decision)
+        loop.compile_first()
+        loop.compile_for(sizes.target)  # in force after the branch
+        if decision.global_batch is not None:
+            batch_sizes = split(decision.global_batch, sizes.shares, sizes.bounds())
+            loop.compile_for(batch_sizes)
+            sizes.restart(batch_sizes, sizes.shares, sizes.members, decision.global_batch)
+        there.request(values)
+        p.revision.increment()
+    except BaseException:
+        restore()
+        raise
+    return restore

@@ -18,7 +18,7 @@ from adaptive.base.errors import CheckpointError, NonFiniteError
 from adaptive.base.process.failure import fails_together
 from adaptive.base.roster import broadcast_bytes, with_same_members
 from adaptive.base.values.ambient import with_build_settings
-from adaptive.disk import lock
+from adaptive.disk import folders, lock
 from adaptive.disk.best import CheckpointValues
 from adaptive.observe.events import numbers_by_name
 from adaptive.observe.report import Report
@@ -31,6 +31,10 @@ _ANSWER_SECONDS = 1.0  # while the last checkpoint is written, rank 0 tells the 
 _NO_VALUE = (
     "keep_best={}: the value was not logged for each checkpoint; those without are not compared. Log it after a step "
     "with a checkpoint, or call program.save() after it is logged."
+)
+_BUSY_DISK = (
+    "the previous one is still being written. Further checkpoints may be skipped without a note: every={!r} is shorter "
+    "than the time to write one."
 )
 _BUSY, _MISSING, _DONE = b"busy", b"missing", b"done"  # the last checkpoint
 
@@ -56,7 +60,7 @@ class RunCheckpointer:
         self._report: Report | None = None  # of the last step of this run
         self._lock: int | None = None
         self._thread: threading.Thread | None = None
-        self._noted = self._noted_value = False  # whether a note named a skipped checkpoint, or one without a value
+        self._noted: set[str] = set()  # notes that are made once
         if self._every.unit == "minute" and self.world.processes > 1 and not parts.engine.has_status:
             raise CheckpointError(
                 f"every={options.every!r}: rank 0 announces a due checkpoint in a step's last message, and this "
@@ -77,8 +81,6 @@ class RunCheckpointer:
           CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
             run.
         """
-        from adaptive.disk import folders  # loads orbax now, rather than beside a step
-
         try:
             self._acquire()
             there = folders.checkpoints(self._path)
@@ -138,30 +140,20 @@ class RunCheckpointer:
             self._saved = time.monotonic()
 
             def taken() -> tuple[bool, dict[str, Any]]:
-                writes = self.world.rank == 0 and self._is_free(notes=not is_last)
+                writes = self.world.rank == 0 and self.wait(0)
                 return writes, snapshot(self._parts, writes=writes)
 
             writes, checkpoint = with_same_members(self.world, taken)  # a successor of rank 0 may write
             if writes:
                 self._write(checkpoint)
+            elif not (self.world.rank or is_last):
+                self._note_once(
+                    _BUSY_DISK.format(self._options.every), f"no checkpoint of step {self._parts.run.step}: "
+                )
             return writes
-
-    def _is_free(self, *, notes: bool) -> bool:
-        """Return whether this process can write a checkpoint now; if not, note once that it is skipped, if `notes`."""
-        free = self.wait(0)
-        if notes and not free and not self._noted:
-            self._noted = True
-            self._note(
-                f"no checkpoint of step {self._parts.run.step}: the previous one is still being written. Further "
-                f"checkpoints may be skipped without a note: every={self._options.every!r} is shorter than the time to "
-                "write one."
-            )
-        return free
 
     def _write(self, checkpoint: dict[str, Any]) -> None:
         """Write a checkpoint in the background. Raises a CheckpointError if a leaf cannot be stored."""
-        from adaptive.disk import folders
-
         if self._options.keep_best is not None and self._report is not None:
             self._values.log(numbers_by_name(self._report.metrics), self._report.step)
         arrays = folders.arrays_of(checkpoint)
@@ -171,8 +163,6 @@ class RunCheckpointer:
 
     def _write_arrays(self, checkpoint: dict[str, Any], arrays: Any) -> None:
         """Write the logs, which have all earlier steps when a run continues from here, and the checkpoint."""
-        from adaptive.disk import folders
-
         step = checkpoint["step"]
         try:
             if self._parts.skipped.checks:
@@ -181,9 +171,8 @@ class RunCheckpointer:
             self._acquire()  # on a rank that takes over
             folder = folders.write(self._path, self._options.keep, step, arrays, self._options.keep_best)
             self._newest = step
-            if not self._values.written(step, folder) and not self._noted_value:
-                self._noted_value = True
-                self._note(_NO_VALUE.format(self._options.keep_best))
+            if not self._values.written(step, folder):
+                self._note_once(_NO_VALUE.format(self._options.keep_best))
             self.world.checkpoint_saved(step)
         except NonFiniteError as error:
             self._note(str(error))
@@ -217,6 +206,11 @@ class RunCheckpointer:
         while (found := broadcast_bytes(self.world, answer, about)) != _DONE:
             if found == _MISSING:
                 has_tried = self.save(is_last=True) or has_tried
+
+    def _note_once(self, text: str, begin: str = "") -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note(begin + text)
 
     def _note(self, text: str) -> None:
         """Add a note to the next report, and log it."""

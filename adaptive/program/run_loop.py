@@ -24,7 +24,7 @@ from adaptive.operators.sources import Reading
 from adaptive.runtime.fused_step import UNDER_WAY
 from adaptive.runtime.step_plan import Outcome
 
-from .members import MembershipChanges, RunEnds
+from .members import Members, RunEnds
 from .parts import ProgramParts
 from .reports import MOST_SKIPPED, Reports
 
@@ -38,13 +38,13 @@ class RunLoop:
     which every change increments (`base/revision.py`).
 
     Attributes:
-      membership_changes: changes of membership, applied between steps.
+      members: those for which the program's state is valid; they change between steps.
     """
 
     def __init__(self, parts: ProgramParts):
         self._parts = parts
-        self.membership_changes = MembershipChanges(parts)
-        self._reports = Reports(parts)
+        self.members = Members(parts)
+        self._reports = Reports(parts, self.members)
         self._valid: tuple[Any, ...] | None = None  # what the preparation is valid for
         self._sizes: tuple[int, ...] = ()
         self._fixed: list[tuple[Any, ...]] = []  # the fields of each worker's `Reading` that stay
@@ -141,12 +141,12 @@ class RunLoop:
         self.compile_first()
         world.begin_run()
         while True:
-            if not self.membership_changes.settled:
-                self.membership_changes.apply()
+            if not self.members.settled:
+                self.members.apply()
             if not p.mailboxes.make():  # members may have been lost in the exchange
                 break
         self._reports.members_changed, self._reports.epoch = True, p.stream.epoch
-        is_settled = self.membership_changes.settled
+        is_settled = self.members.settled
         self._valid = (p.revision.number, world.generation, world.run_under_way) if is_settled else None
         sizes = p.sizes.current
         if sizes != self._sizes:  # the same objects while sizes stay

@@ -89,7 +89,7 @@ def steps_of_run(
             unsaved = ", and saves no checkpoint, because run() has no checkpoint= with a directory"
             raise preempted(p, all_leave, "" if checkpointer else unsaved)
         p.world.end_run()
-        loop.membership_changes.transfer_state()
+        loop.members.transfer_state()
 
 
 def _is_over(parts: ProgramParts) -> bool:

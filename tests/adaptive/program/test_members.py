@@ -17,7 +17,6 @@ import controllers as ctrl
 import monitors as mon
 from adaptive import operators
 from adaptive.data.iterators import from_iterator
-from adaptive.program.members import MembershipChanges
 from adaptive.runtime.local_world import LocalWorld
 from tests import problems
 from tests.adaptive.program.resumable import Growing, plain
@@ -178,7 +177,7 @@ def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examp
         program.step()
         world.join(3)
         program.rescale(shares=[1, 0, 0, 1])
-        program._loop.membership_changes.apply()
+        program._loop.members.apply()
         assert own()[3] == 7
         notes = program.step().notes
         assert "worker 3 joined, with the initial value of the state that is kept per worker." in notes
@@ -308,12 +307,12 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         )
         there.membership.asked, there.membership._ready_elsewhere = 2, 1
         there.hooks.joined[0].add(1)
-        there.members.note("a note")
-        small, arrays = pickle.loads(pickle.dumps(MembershipChanges(there).pack()))
+        program._loop.members._notes.append("a note")
+        small, arrays = pickle.loads(pickle.dumps(program._loop.members.pack()))
         buffers = here.engine.workers.receive_buffers()
         for buffer, array in zip(buffers, arrays, strict=True):
             buffer[...] = array
-        MembershipChanges(here).unpack((small, buffers))
+        other._loop.members.unpack((small, buffers))
         for part, local in (("sizes", SIZES_OF_ONE), ("membership", {"_world", "_termination", "_revision"})):
             ours, theirs = (vars(getattr(parts, part)) for parts in (here, there))
             assert {k: repr(v) for k, v in ours.items() if k not in local} == {
@@ -323,7 +322,7 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
             vars(parts.sizes).update({k: v for k, v in usual.items() if k not in SIZES_OF_ONE})
         for get in (lambda p: p.hooks.joined, lambda p: p.run.limit, lambda p: p.run.run_id, lambda p: p.digest.asked):
             assert get(here) == get(there)
-        assert "a note" in here.members.drain_events()[2]
+        assert "a note" in other._loop.members.drain_events()[2]
         assert here.skipped.in_a_row == 2
         assert other.batch_sizes == program.batch_sizes
         assert dict(here.hyperparameters.values) == {"rate": 0.25}
