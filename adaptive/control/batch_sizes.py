@@ -50,8 +50,9 @@ class BatchSizes:
 
     Attributes:
       current, previous: the splits of the next step, and of the last one.
-      pending: the requested split, in force from the first step for which every worker is ready.
-      next: the request after `pending`, if sizes are prepared one by one.
+      target: the split that was requested last.
+      pending: the split that is in force from the first step for which every worker is ready: `target`, or, if sizes
+        are prepared one by one, an earlier request; `None` if nothing is requested.
       shares: the last requested shares; 0 for empty worker slots.
       wanted: the last requested global batch.
       limits: with the quantum of the last requested sizes.
@@ -61,7 +62,7 @@ class BatchSizes:
 
     # What a joining process takes over from the others.
     TRANSFERRED = (
-        *("current", "previous", "pending", "next", "shares", "wanted", "limits", "members"),
+        *("current", "previous", "pending", "target", "shares", "wanted", "limits", "members"),
         *("_all_ready", "_all_able"),
     )
 
@@ -83,10 +84,8 @@ class BatchSizes:
         self.shares = tuple(self.checked([1.0] * n if shares is None else shares).tolist())
         self.wanted = total = checked_global_batch(global_batch, self.bounds())
         first = equal(total, self.bounds()) if shares is None else split(total, self.shares, self.limits)
-        self.current: Split = first
-        self.previous: Split = first
+        self.current = self.previous = self.target = first
         self.pending: Split | None = None
-        self.next: Split | None = None
         self.limits = self._with_quantum(total, self.shares)
         self._one_by_one = self._waits = False
         self.fixed_by = ""
@@ -118,11 +117,6 @@ class BatchSizes:
         """Require examples for the workers of these slots, now and in later requests."""
         self.needed = tuple(sorted(set(slots)))
         self.checked(self.shares)
-
-    @property
-    def target(self) -> Split:
-        """The split that was requested last."""
-        return self.next or self.pending or self.current
 
     def bounds(self, shares: Sequence[float] | np.ndarray | None = None) -> Limits:
         """Return the limits of the active workers, with the given shares or the last requested ones."""
@@ -171,10 +165,9 @@ class BatchSizes:
         return notes
 
     def _put(self, sizes: Split) -> None:
-        if self._one_by_one and self.pending is not None and sizes != self.current:
-            self.next = None if sizes == self.pending else sizes
-        else:
-            self.pending, self.next = None if sizes == self.current else sizes, None
+        self.target = sizes
+        if not self._one_by_one or self.pending is None or sizes == self.current:
+            self.pending = None if sizes == self.current else sizes
         self.revision.increment()
 
     def _nearest(
@@ -225,8 +218,8 @@ class BatchSizes:
         """Split the requested global batch, as far as it is possible, over the active workers at once; return notes."""
         total, changed = self._nearest(self.wanted, self.bounds(), sum(self.current))
         self.limits = self._with_quantum(total, self.shares)
-        self.current = split(total, self.shares, self.limits)
-        self.pending = self.next = None
+        self.current = self.target = split(total, self.shares, self.limits)
+        self.pending = None
         self.revision.increment()
         if not self._readiness.ready_for(self.current):
             self._readiness.wait_for(self.current)
@@ -262,7 +255,8 @@ class BatchSizes:
 
     def _take_up(self) -> None:
         if self.pending is not None:
-            self.current, self.pending, self.next = self.pending, self.next, None
+            self.current = self.pending
+            self.pending = None if self.target == self.current else self.target
             self.revision.increment()
 
     def restart(
@@ -281,8 +275,8 @@ class BatchSizes:
         """
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
-        self.current = self.previous = tuple(sizes)
-        self.pending = self.next = None
+        self.current = self.previous = self.target = tuple(sizes)
+        self.pending = None
         self.revision.increment()
         self._all_ready = False
         self.limits = self._with_quantum(sum(self.current), self.shares)

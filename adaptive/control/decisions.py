@@ -13,9 +13,9 @@ from adaptive.base.decision import Decision
 from adaptive.base.world import World
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
-from .batch_sizes import BatchSizes, Split
+from .batch_sizes import BatchSizes
 from .decision_digest import DecisionDigest
-from .hooks import Hooks
+from .hooks import Hooks, TakenStep
 from .hyperparameters import Hyperparameters
 from .membership import Membership
 from .requests import Request, hooks_in_words
@@ -59,21 +59,15 @@ class Decisions:
         """Description of the last requests; "" before any hook ran."""
         return self._digest.last if self._digest.step else ""
 
-    def after_step(
-        self,
-        step: int,
-        epoch: float,
-        values: Sequence[list[jax.Array]],
-        ran: tuple[Split, Split],
-        examples: int = 0,
-    ) -> tuple[Decision | None, list[str]]:
+    def after_step(self, taken: TakenStep, values: Sequence[list[jax.Array]]) -> tuple[Decision | None, list[str]]:
         """Run the hooks that are due, and request the changes that they ask for. Arguments as of `Hooks.run`. May
         communicate.
 
         Returns:
           The merged decision, or `None`; and notes on it.
         """
-        decision, names, requests = self._hooks.run(step, epoch, values, ran, self._sizes, examples)
+        step = taken.step
+        decision, names, requests = self._hooks.run(taken, values, self._sizes)
         if names and self._heterogeneous:
             about = f"decision {step} of {self._name}"
             decision = pickle.loads(self._world.all_gather_bytes(pickle.dumps(decision), about)[0])

@@ -23,15 +23,19 @@ _NOTHING = Decision()
 _NEVER = sys.maxsize + 1  # a step number that is never reached
 
 
-class _Seen(NamedTuple):
-    """A step that a policy has not observed yet. Its values may still be computed on the device."""
+class TakenStep(NamedTuple):
+    """A step as hooks observe it. Replicated.
+
+    Attributes:
+      ran: the batch sizes of this step and of the one before it.
+      examples: consumed so far, those of this step included.
+    """
 
     step: int
     epoch: float
-    leaves: list[jax.Array]
     ran: tuple[tuple[int, ...], tuple[int, ...]]
     members: tuple[int, ...]
-    examples: int
+    examples: int = 0
 
 
 class HookOutcome(NamedTuple):
@@ -80,7 +84,8 @@ class Hooks:
         self.states = list(self.first_states)
         self.names = [f"{i}/{hook.name}" for i, hook in enumerate(self.hooks)]
         self.why = [""] * len(hooks)
-        self._seen: list[list[_Seen]] = [[] for _ in hooks]
+        # Steps that a hook has not observed yet, with its values, which may still be computed on the device.
+        self._seen: list[list[tuple[TakenStep, list[jax.Array]]]] = [[] for _ in hooks]
         self.joined: list[set[int]] = [set() for _ in hooks]  # slots with a new worker since the last observation
         self._all_watching = [i for i, hook in enumerate(self.hooks) if hook.handler.every_step]
         self._watching, self.watches = self._all_watching, bool(self._all_watching)
@@ -105,39 +110,20 @@ class Hooks:
             [-(-n // hook.every) * hook.every for n, hook in zip(after, self.hooks, strict=True)], default=sys.maxsize
         )
 
-    def note(
-        self,
-        step: int,
-        epoch: float,
-        values: Sequence[list[jax.Array]],
-        ran: tuple[tuple[int, ...], tuple[int, ...]],
-        members: tuple[int, ...],
-        examples: int = 0,
-    ) -> None:
-        """Keep a step before `next_due`, with its `members`, for the hooks that observe every step. Does not block,
-        makes no decision. Arguments as of `run`.
-        """
+    def note(self, taken: TakenStep, values: Sequence[list[jax.Array]]) -> None:
+        """Keep a step before `next_due` for the hooks that observe every step. Does not block, makes no decision."""
         for i in self._watching:
-            self._seen[i].append(_Seen(step, epoch, values[i], ran, members, examples))
+            self._seen[i].append((taken, values[i]))
 
-    def run(
-        self,
-        step: int,
-        epoch: float,
-        values: Sequence[list[jax.Array]],
-        ran: tuple[tuple[int, ...], tuple[int, ...]],
-        sizes: BatchSizes,
-        examples: int = 0,
-    ) -> HookOutcome:
+    def run(self, taken: TakenStep, values: Sequence[list[jax.Array]], sizes: BatchSizes) -> HookOutcome:
         """Pass this step to the hooks that are due or observe every step, and merge their requests.
 
         Args:
           values: the leaves of each hook's values.
-          ran: the batch sizes of this step and of the one before it.
           sizes: the batch sizes of the next step.
-          examples: consumed so far, those of this step included.
         """
-        self.note(step, epoch, values, ran, sizes.members, examples)
+        self.note(taken, values)
+        step = taken.step
         if step < self.next_due:
             return HookOutcome()
         merged = _NOTHING
@@ -148,7 +134,7 @@ class Hooks:
         for i in deciding:
             hook = self.hooks[i]
             if not hook.handler.every_step:
-                self._seen[i].append(_Seen(step, epoch, values[i], ran, sizes.members, examples))
+                self._seen[i].append((taken, values[i]))
             decision = self._show(i, sizes, merged)
             if decision is not None and self._keep_sizes and hook.handler.every_step:
                 decision = replace(decision, global_batch=None, shares=None, workers=None, notes=())
@@ -193,7 +179,7 @@ class Hooks:
     def go_back(self, step: int) -> None:
         """Drop the kept steps after this one, because they are taken again."""
         for seen in self._seen:
-            while seen and seen[-1].step > step:
+            while seen and seen[-1][0].step > step:
                 seen.pop()
 
     def _show(self, i: int, sizes: BatchSizes, asked: Decision, *, due: bool = True) -> Decision | None:
@@ -210,12 +196,22 @@ class Hooks:
         types, values_so_far = self._hyperparameters.types, {**self._hyperparameters.values, **asked.hyperparameters}
         unflatten, joined = hook.tree.unflatten, tuple(sorted(self.joined[i]))
         self.joined[i] = set()
-        for step in seen:
-            leaves = [np.asarray(leaf)[()] for leaf in step.leaves]
-            decides = due and step is seen[-1]
+        for number, (taken, values) in enumerate(seen, 1):
+            leaves = [np.asarray(leaf)[()] for leaf in values]
+            decides = due and number == len(seen)
             observation = Observation(
-                *(step.step, step.epoch, unflatten(leaves), *step.ran, wanted, bounds, decides, step.members, joined),
-                *(*numbers, values_so_far, types, step.examples),
+                *(
+                    taken.step,
+                    taken.epoch,
+                    unflatten(leaves),
+                    *taken.ran,
+                    wanted,
+                    bounds,
+                    decides,
+                    taken.members,
+                    joined,
+                ),
+                *(*numbers, values_so_far, types, taken.examples),
             )
             decision, state = handler(observation, state)
             self.states[i], joined = state, ()

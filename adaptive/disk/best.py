@@ -18,7 +18,7 @@ from typing import Literal
 KeepBest = tuple[str, Literal["min", "max"]]  # the name of a value, and whether the smallest or the largest is the best
 
 _FILE = "values.json"
-_REMEMBERED = 64  # values before this process has written a checkpoint, in case it becomes rank 0
+_REMEMBERED = 4096  # values, because a checkpoint of an earlier step may still be written
 
 
 class CheckpointValues:
@@ -33,8 +33,9 @@ class CheckpointValues:
     def __init__(self, keep_best: KeepBest | None):
         self._name = keep_best and keep_best[0]
         self._lock = threading.Lock()
-        self._values: dict[int, float] = {}  # by step, since the newest checkpoint
+        self._values: dict[int, float] = {}  # of the last steps with a value
         self._newest: tuple[int, Path] | None = None  # step and folder
+        self._stored = False  # whether it has a value
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Keep the value that was logged after a step, if it is among others, and store it if there is a checkpoint of
@@ -43,9 +44,9 @@ class CheckpointValues:
         if self._name is not None and self._name in values:
             with self._lock:
                 self._values[step] = values[self._name]
-                if self._newest is None:  # on most ranks there never is one
-                    self._values = dict(list(self._values.items())[-_REMEMBERED:])
-                elif self._newest[0] == step:
+                if len(self._values) > _REMEMBERED:
+                    self._values.pop(next(iter(self._values)))
+                if self._newest is not None and self._newest[0] == step:
                     self._store()
 
     def written(self, step: int, folder: Path) -> bool:
@@ -53,9 +54,8 @@ class CheckpointValues:
         where values are compared.
         """
         with self._lock:
-            complete = self._name is None or self._newest is None or self._newest[0] in self._values
-            self._newest = step, folder
-            self._values = {known: value for known, value in self._values.items() if known >= step}
+            complete = self._name is None or self._newest is None or self._stored
+            self._newest, self._stored = (step, folder), False
             self._store()
             return complete
 
@@ -63,7 +63,7 @@ class CheckpointValues:
         """Store the value of the newest checkpoint, if both are known."""
         if self._newest is None or self._newest[0] not in self._values:
             return
-        step, folder = self._newest
+        self._stored, (step, folder) = True, self._newest
         new = folder / f"{_FILE}.new"
         try:
             new.write_text(json.dumps({self._name: self._values[step]}))

@@ -15,6 +15,7 @@ from adaptive.base.decision import Decision
 from adaptive.base.process.failure import report_failure
 from adaptive.base.process.thread_status import thread_status
 from adaptive.base.world import Loss, World
+from adaptive.control.hooks import TakenStep
 from adaptive.observe.events import Asked, StepEvent, hook_values
 from adaptive.observe.report import Report, report_of
 from adaptive.runtime.finite import Trouble, not_finite
@@ -83,9 +84,6 @@ class SkippedSteps:
         return [f"skipped: {cause}" for cause in trouble.causes]
 
 
-Sizes = tuple[int, ...]
-
-
 class Reports:
     """Ends the steps of one program. Calls only what a step needs: most have no due hook, no listener, and no notes.
 
@@ -129,7 +127,8 @@ class Reports:
         asked = self._targets() if listens else None
         decision, committed = None, outcome.trouble is None
         if committed and (p.hooks.watches or run.step >= p.hooks.next_due):
-            decision, more = self._hooks(outcome, ran, examples)
+            taken = TakenStep(run.step, stream.epochs, ran, sizes.members, examples)
+            decision, more = self._hooks(taken, outcome)
             notes = [*notes, *more]
         tree, counters, breakdown = p.plan.graph.metrics_tree, kernels.compiled.counters, p.activity.end()
         report = report_of(
@@ -180,25 +179,22 @@ class Reports:
             self._asked = known_for, Asked.so_far(p.sizes, p.membership)
         return self._asked[1]
 
-    def _hooks(self, outcome: Outcome, ran: tuple[Sizes, Sizes], examples: int) -> tuple[Decision | None, list[str]]:
+    def _hooks(self, taken: TakenStep, outcome: Outcome) -> tuple[Decision | None, list[str]]:
         """Run the hooks that are due; those that observe every step keep this one."""
         p = self._parts
-        step, epoch = p.run.step, p.stream.epochs
-        if step < p.hooks.next_due:
-            p.hooks.note(step, epoch, outcome.hooks, ran, p.sizes.members, examples)
+        if taken.step < p.hooks.next_due:
+            p.hooks.note(taken, outcome.hooks)
             return None, []
         with p.activity.doing(COMPUTING):  # waiting for values does not count as time of the hooks
             jax.block_until_ready(outcome.hooks)
         with p.activity.doing(HOOKS):
-            return self._decide(outcome, epoch, ran, examples)
+            return self._decide(taken, outcome)
 
     @thread_status("in the hooks")
-    def _decide(
-        self, outcome: Outcome, epoch: float, ran: tuple[Sizes, Sizes], examples: int
-    ) -> tuple[Decision | None, list[str]]:
-        p, step = self._parts, self._parts.run.step
+    def _decide(self, taken: TakenStep, outcome: Outcome) -> tuple[Decision | None, list[str]]:
+        p, step = self._parts, taken.step
         try:
-            return p.decisions.after_step(step, epoch, outcome.hooks, ran, examples)
+            return p.decisions.after_step(taken, outcome.hooks)
         except Exception as error:
             error.add_note(f"after step {step}, on {p.world.workers_in_words}")
             report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)

@@ -13,7 +13,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decisions import apply_decision
-from adaptive.control.hooks import Hooks
+from adaptive.control.hooks import Hooks, TakenStep
 from adaptive.control.membership import Membership
 from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
@@ -279,9 +279,8 @@ class _Run:
             self._states = Hooks(plans, len(ran[0]), self._membership)
         sizes.on_agreed(can_make_pending=sizes.can_make_pending, can_make_any=sizes.can_make_any)
         sizes.step_done()
-        epoch = self._consumed / EXAMPLES
-        leaves = [jax.tree.leaves(v) for v in values]
-        decision, _, requests = self._states.run(step, epoch, leaves, ran, sizes, self._consumed)
+        taken = TakenStep(step, self._consumed / EXAMPLES, ran, sizes.members, self._consumed)
+        decision, _, requests = self._states.run(taken, [jax.tree.leaves(v) for v in values], sizes)
         if decision is not None:
             apply_decision(decision, sizes, self._membership, requests)
         return decision

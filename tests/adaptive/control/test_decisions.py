@@ -13,10 +13,12 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
 from adaptive.control.decisions import Decisions
-from adaptive.control.hooks import HookOutcome
+from adaptive.control.hooks import HookOutcome, TakenStep
 from adaptive.control.membership import Membership
 from adaptive.control.requests import Request
 from adaptive.runtime.local_world import LocalWorld
+
+STEP = TakenStep(7, 0.5, ((6, 6), (6, 6)), (0, 1))
 
 
 class World(LocalWorld):
@@ -58,7 +60,7 @@ def test_a_decision_is_requested_and_entered():
     hooks = Hooks(asked)
     decisions, sizes, membership, hyperparameters, digest = decisions_of(hooks)
     assert decisions.last == ""
-    decision, notes = decisions.after_step(7, 0.5, [], ((6, 6), (6, 6)))
+    decision, notes = decisions.after_step(STEP, [])
     assert (decision, notes) == (asked, ["more"])
     assert (sum(sizes.target), membership.target, decisions.stopped) == (16, 3, True)
     assert hyperparameters.asked == [{"rate": 0.1}]
@@ -71,24 +73,24 @@ def test_a_decision_is_requested_and_entered():
 def test_without_a_decision_nothing_changes(names):
     hooks = Hooks(None, names)
     decisions, sizes, _, hyperparameters, digest = decisions_of(hooks)
-    assert decisions.after_step(7, 0.5, [], ()) == (None, [])
+    assert decisions.after_step(STEP, []) == (None, [])
     assert (sum(sizes.target), hyperparameters.asked, digest.value) == (12, [], 1)
     assert digest.step == (7 if names else 0)
 
 
 def test_on_machines_of_several_kinds_the_first_process_decides():
     homogeneous, *_, expected = decisions_of(Hooks(Decision(20)))
-    homogeneous.after_step(7, 0.5, [], ())
+    homogeneous.after_step(STEP, [])
     for own in (Decision(19), None):
         world = World(Decision(20))
         decisions, sizes, *_, digest = decisions_of(Hooks(own), world, heterogeneous=True)
-        decision, _ = decisions.after_step(7, 0.5, [], ())
+        decision, _ = decisions.after_step(STEP, [])
         assert (decision.global_batch, sum(sizes.target), digest.value) == (20, 20, expected.value)
     decisions, sizes, *_ = decisions_of(Hooks(Decision(19)), World(None), heterogeneous=True)
-    assert decisions.after_step(7, 0.5, [], ()) == (None, [])
+    assert decisions.after_step(STEP, []) == (None, [])
     assert sum(sizes.target) == 12
     world = World(Decision(20))
-    decisions_of(Hooks(None, ()), world, heterogeneous=True)[0].after_step(7, 0.5, [], ())
+    decisions_of(Hooks(None, ()), world, heterogeneous=True)[0].after_step(STEP, [])
     assert world.gathered == 0, "no hook was due"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adaptive import operators
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
-from adaptive.control.hooks import Hooks, merge
+from adaptive.control.hooks import Hooks, TakenStep, merge
 from adaptive.control.membership import Membership
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder, planned
@@ -39,7 +39,9 @@ def steps(those, count, sizes=None, start=1):
     sizes = sizes or sizes_of()
     ran = (sizes.current, sizes.current)
     return [
-        those.run(s, s / 10, [[jnp.float32(s), jnp.full(3, s)] for _ in those.hooks], ran, sizes)
+        those.run(
+            TakenStep(s, s / 10, ran, sizes.members), [[jnp.float32(s), jnp.full(3, s)] for _ in those.hooks], sizes
+        )
         for s in range(start, start + count)
     ]
 
@@ -95,12 +97,13 @@ def test_noting_the_steps_before_the_next_due_one_shows_the_same(kinds, count):
         those = hooks_of(*zip(recorders, [every for every, _ in kinds], strict=True))
         sizes, outcomes = sizes_of(), []
         for step in range(1, count + 1):
-            ran, values = (sizes.current, sizes.current), [[jnp.float32(step), jnp.zeros(3)] for _ in kinds]
+            taken = TakenStep(step, 0.0, (sizes.current, sizes.current), sizes.members)
+            values = [[jnp.float32(step), jnp.zeros(3)] for _ in kinds]
             if noting and step < those.next_due:
                 if those.watches:
-                    those.note(step, 0.0, values, ran, sizes.members)
+                    those.note(taken, values)
             else:
-                outcomes.append((step, those.run(step, 0.0, values, ran, sizes)))
+                outcomes.append((step, those.run(taken, values, sizes)))
         decided = [(step, outcome) for step, outcome in outcomes if outcome.decision is not None]
         shown.append(([[(o.step, o.due, o.joined) for o in r.seen] for r in recorders], decided))
     assert shown[0] == shown[1]
@@ -162,7 +165,8 @@ def test_values_arrive_in_their_pytrees_as_numpy_arrays():
         return state, {}
 
     those = Hooks(planned(driver, 0.0).hooks, 2, Membership(LocalWorld(2)))
-    those.run(1, 0.5, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], ((7, 5), (6, 6)), sizes_of())
+    taken = TakenStep(1, 0.5, ((7, 5), (6, 6)), (0, 1))
+    those.run(taken, [[jnp.float32(2), jnp.arange(3), jnp.float32(4)]], sizes_of())
     (seen,) = recorder.seen
     pair, (four,) = seen.values
     assert isinstance(pair, Pair)

@@ -303,7 +303,7 @@ def test_a_process_that_joins_continues_as_the_others_do(kind):
         there.hooks.catch_up(there.sizes)
         usual = dict(vars(there.sizes))
         vars(there.sizes).update(
-            {"pending": (4, 1), "next": (1, 4), "wanted": 9, "_all_ready": True, "_all_able": True}
+            {"pending": (4, 1), "target": (1, 4), "wanted": 9, "_all_ready": True, "_all_able": True}
         )
         there.membership.asked, there.membership._ready_elsewhere = 2, 1
         there.hooks.joined[0].add(1)

@@ -156,7 +156,8 @@ def test_explain_lists_memory(workers):
         for _ in range(2):
             metrics = program.step().metrics
         del metrics
-        held = sum(a.nbytes for a in of_all()) - before
+        gc.collect()
+        held = sum(a.nbytes for a in jax.live_arrays()) - before
         needed = needed_by(program)
         lasting = needed["state"] + needed["operator states"] + needed["constants"]
         if workers == 1:
@@ -200,11 +201,6 @@ def test_explain_says_whether_a_step_holds_two_gradients(options, held, whole):
             program.rescale(global_batch=10)
             assert len(program.step().microbatches[0]) == 2
             assert parts(program) == 2
-
-
-def of_all():
-    gc.collect()
-    return jax.live_arrays()
 
 
 @pytest.mark.parametrize("world", [comm.SoloWorld, lambda: comm.DeviceWorld(jax.devices()[:2])], ids=["one", "devices"])

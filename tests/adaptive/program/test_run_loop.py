@@ -12,7 +12,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
 from tests.problems import Compilations, build, descend, make_data, stream, warm
 from tests.threaded_world import Job
@@ -82,8 +81,7 @@ def trained(dies):
             value = (batch["x"] + zero + drawn).mean()
             mean = comm.all_reduce(value)
             taken = comm.all_reduce(jnp.zeros(EXAMPLES, jnp.int32).at[batch["number"]].add(1), op="sum")
-            metrics = {"noise": mon.noise_scale({"w": value}, {"w": mean}).scale, "there": ad.num_workers()}
-            return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, metrics
+            return {"taken": state["taken"] + taken, "sum": state["sum"] + mean}, {"there": ad.num_workers()}
 
         state = {"taken": jnp.zeros(EXAMPLES, jnp.int32), "sum": jnp.zeros(())}
         with build(driver, state, DATA, BATCH, world=world, seed=SEED) as program:
@@ -104,8 +102,8 @@ def trained(dies):
 
 @pytest.fixture(scope="module")
 def calm():
-    """The reports and the state if nobody dies."""
-    return trained({})[1]
+    """The state if nobody dies."""
+    return trained({})[1][1]
 
 
 def check_state(state, expected):
@@ -123,12 +121,11 @@ def test_the_step_is_taken_again_on_the_same_examples(calm):
         assert [loss.workers for loss in step.lost] == [(0,)]
         assert (step.batch_sizes, int(step.metrics["there"])) == ((0, 6, 6), 2)
         assert step.seconds >= sum(step.breakdown) * 0.99
-        check_state(state, calm[1])
-        assert np.isfinite(reports[-1].metrics["noise"]) == np.isfinite(calm[0][-1].metrics["noise"])
+        check_state(state, calm)
 
 
 def test_another_one_may_be_lost_when_it_is_taken_again(calm):
     ((reports, state, seen),) = trained({0: 0, 1: 1}).values()
     assert [loss.workers for loss in reports[LAST - 2].lost] == [(0,), (1,)]
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)[-BATCH:]), np.sort(NUMBERS))
-    check_state(state, calm[1])
+    check_state(state, calm)
