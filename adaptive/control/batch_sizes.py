@@ -39,8 +39,7 @@ Split = tuple[int, ...]  # examples, by worker
 class BatchSizes:
     """The split in force, and the requested ones. Replicated, except `can_make_pending` and `can_make_any`.
 
-    A worker is active if its slot is occupied and its share is not 0. When the active workers change, the global batch
-    stays, or is as near to the last request as their limits permit.
+    A worker is active if its slot is occupied and its share is not 0.
 
     Args:
       limits: bounds of every split, for all worker slots.
@@ -108,7 +107,6 @@ class BatchSizes:
           one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled,
             a driver that requests another size in every step would otherwise never get any.
           waits: whether new sizes come into force at once; the program then waits for their kernels.
-          revision: incremented when sizes in force or pending ones change.
         """
         self.revision = revision or self.revision
         self._readiness, self._one_by_one, self._waits, self.fixed_by = readiness, one_by_one, waits, fixed_by
@@ -130,14 +128,12 @@ class BatchSizes:
     # --- request ------------------------------------------------------------------------------------------------------
 
     def request(self, decision: Decision, hooks: Sequence[str] = (), *, for_others: bool = False) -> list[str]:
-        """Make a decision's sizes pending; return notes on requests that were changed to possible ones.
+        """Make a decision's sizes pending; return notes on requests that were changed to possible ones. Raises a
+        BatchSizeError if the sizes are fixed.
 
         Args:
           hooks: names of the hooks that made it.
           for_others: whether members are about to change, so that a larger global batch may be possible soon.
-
-        Raises:
-          BatchSizeError: the program has fixed batch sizes.
         """
         weights = np.asarray(self.shares) if decision.shares is None else self.checked(decision.shares)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
@@ -192,12 +188,9 @@ class BatchSizes:
     # --- members ------------------------------------------------------------------------------------------------------
 
     def change_members(self, members: Sequence[int], joined: Sequence[int], lost: Collection[int] = ()) -> list[str]:
-        """Split the global batch over the new members, at once; return notes on it.
+        """Split the global batch over the new members, at once; return notes on it, without the `lost` workers.
 
-        Args:
-          members: the occupied worker slots.
-          joined: slots with a new worker. Its speed is unknown, so it starts with the mean share of those that stay.
-          lost: slots whose workers were lost. The notes leave them out: a `Loss` reports them.
+        A worker in a `joined` slot starts with the mean share of those that stay, because its speed is unknown.
         """
         now = set(members)
         gone = [slot for slot in self.members if slot not in now]
@@ -266,13 +259,7 @@ class BatchSizes:
         members: Sequence[int] | None = None,
         wanted: int | None = None,
     ) -> None:
-        """Restore a split that was in force before, and its shares. All must be valid.
-
-        Args:
-          members: the worker slots occupied at that time; by default the current ones.
-          wanted: the global batch requested at that time, which may be too large for these members; by default the
-            split's.
-        """
+        """Restore a split that was in force before, with its shares, members and requested global batch."""
         self.members = self.members if members is None else tuple(members)
         self.shares, self.wanted = tuple(shares), sum(sizes) if wanted is None else wanted
         self.current = self.previous = self.target = tuple(sizes)
@@ -284,13 +271,8 @@ class BatchSizes:
     # --- validation ---------------------------------------------------------------------------------------------------
 
     def exactly(self, global_batch: Any = None, shares: Any = None, slots: Sequence[int] | None = None) -> Decision:
-        """Return a decision for exactly these sizes, neither clipped nor rounded.
-
-        Args:
-          slots: the future members; by default the current ones.
-
-        Raises:
-          BatchSizeError: the members cannot have these sizes.
+        """Return a decision for exactly these sizes, neither clipped nor rounded; `slots`: the future members. Raises a
+        BatchSizeError if they cannot have these sizes.
         """
         given = None if shares is None else tuple(self.checked(shares).tolist())
         if global_batch is None and given is None:  # the old global batch may be too small for other workers
@@ -304,10 +286,8 @@ class BatchSizes:
         return Decision(None if global_batch is None else number, given)
 
     def checked(self, shares: Any) -> np.ndarray:
-        """Return valid shares, with 0 for empty worker slots; an array, because tuples of thousands take long.
-
-        Raises:
-          BatchSizeError: no member has a share, or a worker whose value the driver broadcasts has none.
+        """Return valid shares, with 0 for empty worker slots. Raises a BatchSizeError if no member has a share, or a
+        worker whose value the driver broadcasts has none.
         """
         weights = check_shares(shares, len(self.limits.lower))
         there = np.zeros(len(weights), bool)

@@ -22,15 +22,8 @@ T = TypeVar("T")
 
 
 def check_same_build(world: World, build_digests: dict[str, str], plan: Plan, about: str = "") -> None:
-    """Compare the digests of the program's inputs, the JAX settings, and the driver, over all processes.
-
-    Args:
-      build_digests: digests by name; must be equal on all processes.
-      plan: the driver's plan, for the same number of examples on all processes.
-      about: the program, for errors.
-
-    Raises:
-      DisagreementError: naming what differs, and where. On every process.
+    """Compare the digests of the program's inputs (by name), the JAX settings, and the driver (its plan for the same
+    number of examples), over all processes. Raises a DisagreementError on every process that names what differs.
     """
     if world.processes == 1:
         return
@@ -137,14 +130,8 @@ def digest_of_text(text: str) -> str:
 
 
 def compare_across_processes(world: World, about: str, digests: dict[str, str], result: T, advice: str) -> list[T]:
-    """Return the results of all processes, by rank, if their digests are equal. Communicates.
-
-    Args:
-      digests: by name.
-      advice: what to do if a digest differs.
-
-    Raises:
-      DisagreementError: a digest differs, or other processes are in another collective. On every process.
+    """Return the results of all processes, by rank, if their digests (by name) are equal. Communicates. Raises a
+    DisagreementError on every process if one differs, or if others are in another collective.
     """
     own = pickle.dumps((digests, pickle.dumps(result)))  # digests are compared before results are unpickled
     everyone = [pickle.loads(theirs) for theirs in world.all_gather_bytes(own, about)]

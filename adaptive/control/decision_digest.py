@@ -76,10 +76,8 @@ class DecisionDigest:
         self.value = _digest(repr(sorted(digests.items())).encode())
 
     def compare(self, values: np.ndarray, *, own: range) -> None:
-        """Compare the digests of all workers with this one; `own`: the workers of this process.
-
-        Raises:
-          DisagreementError: a worker's digest differs.
+        """Compare the digests of all workers with this one; `own`: the workers of this process. Raises a
+        DisagreementError if one differs.
         """
         if (values == self.value).all():
             self._compared = True

@@ -60,11 +60,8 @@ class Decisions:
         return self._digest.last if self._digest.step else ""
 
     def after_step(self, taken: TakenStep, values: Sequence[list[jax.Array]]) -> tuple[Decision | None, list[str]]:
-        """Run the hooks that are due, and request the changes that they ask for. Arguments as of `Hooks.run`. May
-        communicate.
-
-        Returns:
-          The merged decision, or `None`; and notes on it.
+        """Run the hooks that are due, and request the changes that they ask for. Return the merged decision, or `None`,
+        and notes on it. Arguments as of `Hooks.run`. May communicate.
         """
         step = taken.step
         decision, names, requests = self._hooks.run(taken, values, self._sizes)
@@ -81,11 +78,7 @@ class Decisions:
         return decision, notes
 
     def by_hand(self, step: int, global_batch: Any, shares: Any, workers: Any) -> None:
-        """Apply the request of `Program.rescale` after `step`.
-
-        Raises:
-          BatchSizeError, WorkerCountError: the request is invalid or not possible.
-        """
+        """Apply the request of `Program.rescale` after `step`; errors as there."""
         members = self._membership
         number = None if workers is None else members.exactly(workers)
         coming = members.target if number is None else number
@@ -96,11 +89,7 @@ class Decisions:
         self._digest.enter(step, "program.rescale", decision)
 
     def set_by_hand(self, step: int, values: Mapping[str, Any]) -> None:
-        """Apply the request of `Program.set_hyperparameters` after `step`.
-
-        Raises:
-          DriverError: the request is invalid.
-        """
+        """Apply the request of `Program.set_hyperparameters` after `step`; errors as there."""
         there = self._hyperparameters
         decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))
         self._hyperparameters.request(decision.hyperparameters)

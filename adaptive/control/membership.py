@@ -148,13 +148,8 @@ class Membership:
     # --- request ------------------------------------------------------------------------------------------------------
 
     def request(self, workers: int, hooks: Sequence[str] = ()) -> list[str]:
-        """Set the target; return a note if it was clipped or rounded.
-
-        Args:
-          hooks: names of the hooks that asked for it.
-
-        Raises:
-          BatchSizeError: the program has fixed batch sizes, so its number of workers is fixed too.
+        """Set the target; return a note if it was clipped or rounded; `hooks`: those that asked for it. Raises a
+        BatchSizeError if batch sizes are fixed, and so the number of workers.
         """
         number = self.nearest(workers)
         who = hooks_in_words(hooks)
@@ -171,11 +166,7 @@ class Membership:
         return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, for whole processes'}."]
 
     def exactly(self, workers: Any) -> int:
-        """Return a requested number of workers, if it is available as it is.
-
-        Raises:
-          WorkerCountError: it isn't a whole number, is out of bounds, or would split a process.
-        """
+        """Return a requested number of workers. Raises a WorkerCountError if it isn't available as it is."""
         number = number_of_workers(workers, self._world.most, least=self._least)
         nearest = self.nearest(number)
         if nearest != number:
@@ -288,13 +279,8 @@ class Membership:
         return bool(self.pending or self.leaving or unheard) or self._world.generation != self._generation
 
     def change(self, about: str = "") -> list[Leaver]:
-        """Apply all pending leaves and joins between two steps, unless the run ends (`why_all_leave`). May communicate.
-
-        Args:
-          about: the step and the program, for errors.
-
-        Returns:
-          The processes that leave upon a termination signal.
+        """Apply all pending leaves and joins between two steps, unless the run ends (`why_all_leave`). Return the
+        processes that leave upon a termination signal. May communicate.
         """
         leavers = self._ask_who_leaves(about)
         ready = with_same_members(self._world, lambda: self._refresh_and_count(about))
@@ -347,13 +333,8 @@ class Membership:
                 self.asked = now
 
     def restart(self, asked: int | None, roster: Roster | None = None, *, members: int | None = None) -> None:
-        """Restore a target.
-
-        Args:
-          asked: the requested number; `None` without a request.
-          roster: the members when restoring began; by default the current ones.
-          members: the number of members at the checkpoint. It becomes the target if the only request was made after
-            the checkpoint, because that request is withdrawn.
+        """Restore a target: the requested number, or `None`. If the only request was made after the checkpoint, the
+        number of `members` at the checkpoint becomes the target; `roster`: the members when restoring began.
         """
         if asked is None and self.asked is not None:
             asked = members

@@ -96,11 +96,7 @@ class Status(StepStatus):
         self._any_requested = due > 0
 
     def seconds(self, waited: float) -> WorkerSeconds:
-        """Return the seconds of all workers, from the last message.
-
-        Args:
-          waited: seconds that this process waited for others in the step.
-        """
+        """Return the seconds of all workers, from the last message; `waited`: those that this process waited."""
         input_, computing, busy = self.heard[self._n_facts :].astype(np.float32).reshape(_SECONDS, self._n)
         return WorkerSeconds.measured(input_, computing, busy, self._world.workers, waited)
 

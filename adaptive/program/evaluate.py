@@ -43,16 +43,12 @@ def evaluate(
     op: Op = "mean",
     check: MeanCheck | None = None,
 ) -> Any:
-    """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics, as of `Program.evaluate`.
-    Communicates once.
+    """Return means, sums or rows of `fn(state, batch)` over `data`, and merged metrics. Communicates once. Raises a
+    DriverError, and others, as `Program.evaluate` does.
 
     Args:
       states: the user's state, where each worker of this process computes.
       members: the workers that take part; by default the world's members.
-      check: checks that values are means, sums or rows; each function once.
-
-    Raises:
-      DriverError: a value of `fn` is not a mean over examples, a sum, rows, or a metric that can be merged.
     """
     if op not in get_args(Op):
         raise DriverError(f'evaluate: op must be "mean", "sum" or "rows"; got {op!r}.')

@@ -164,13 +164,7 @@ class Needed(NamedTuple):
 
 
 def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> list[Needed]:
-    """Return the memory that a worker needs in a step, by purpose; on a mesh, that of one device. Local.
-
-    Does not include the interpreter, libraries, compiled code, and memory that the C library keeps for reuse.
-
-    Args:
-      batch_sizes: batch sizes of all workers.
-    """
+    """Return the memory that a worker needs in a step, by purpose; on a mesh, that of one device. Local."""
     plan, world = engine.plan, engine.world
     one = engine.workers.some_present
     state = engine.states[one]

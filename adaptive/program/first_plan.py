@@ -106,12 +106,9 @@ def check_alike(
 ) -> dict[str, str]:
     """Check that all processes build the same program. Raises a DisagreementError on all if not. Communicates.
 
-    Args:
-      form: the form of the initial state, whose arrays are `leaves`.
-      whole: returns a plan that does not depend on the current members.
-
     Returns:
-      Digests with which a process that is spawned later must agree. They do not depend on the current members.
+      Digests with which a process that is spawned later must agree. They do not depend on the current members, and
+      `whole` returns a plan that does not either.
     """
     if world.processes == 1 and not world.spawns:
         return {}

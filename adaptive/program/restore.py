@@ -110,17 +110,11 @@ def _digests(checkpoint: Mapping[str, Any]) -> dict[str, str]:
 def prepare(
     p: ProgramParts, loop: RunLoop, checkpoint: Any, *, other_workers_ok: bool = False
 ) -> Callable[[Roster], None]:
-    """Check a checkpoint, and compile its kernels. Changes nothing, and does not communicate.
+    """Check a checkpoint, and compile its kernels. Changes nothing, and does not communicate. Return a function of the
+    current members that continues from it by assignments. Raises a CheckpointError if it is not of this program.
 
     If the number of workers differs from that of the checkpoint, batches start equal, and hooks start with their
-    initial states, because they may hold measurements of other workers. Local state is then an error, unless
-    `other_workers_ok`.
-
-    Returns:
-      A function of the current members, which continues from the checkpoint by assignments.
-
-    Raises:
-      CheckpointError: it is damaged, or belongs to another program.
+    initial states, because they may hold measurements of other workers.
     """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
@@ -275,7 +269,8 @@ def _with_keys(value: np.ndarray, like: jax.Array) -> Any:
 def begin_branch(
     p: ProgramParts, loop: RunLoop, global_batch: int | None, values: Mapping[str, Any]
 ) -> Callable[[], None]:
-    """Begin trial steps of a program: see `Program.branch`. Communicates like a checkpoint.
+    """Begin trial steps of a program: see `Program.branch`. Communicates like a checkpoint. Raises a DriverError if
+    workers are joining.
 
     Returns:
       A function that makes the program what it was. It does not communicate, so that a process can leave the branch by

@@ -57,16 +57,13 @@ class RunLoop:
         self._pid = os.getpid()
 
     def step(self, *, wait: bool = True, has_settings: bool | None = None) -> Report:
-        """Run one step; see `Program.step`.
+        """Run one step; see `Program.step`. Raises RunEnds if there is no next step, and a DriverError if a step is
+        already running, or in a forked child of the program's process.
 
         Args:
           wait: whether to wait until the step is known to be finite. If not, and it turns out not to be, later steps
             are taken back, and it is taken again and reported again.
           has_settings: whether this thread has the settings of the build; `None`: find out.
-
-        Raises:
-          DriverError: a step of this program is already running; or this process is a forked child of the program's.
-          RunEnds: there is no next step.
         """
         if os.getpid() != self._pid:
             self.check_process()
@@ -175,15 +172,13 @@ class RunLoop:
         p.run.step, p.skipped.in_a_row, self._reports.epoch = number, in_a_row, p.stream.epoch
 
     def _take_step(self, p: ProgramParts, since: float, wait: bool) -> Outcome | None:
-        """Read the examples, compute, exchange, and commit. Returns `None` if a step was not finite.
+        """Read the examples, compute, exchange, and commit. Returns `None` if a step was not finite. Raises
+        MembersChanged if members were lost, and the step is not committed.
 
         Args:
           since: seconds since the start of the previous step.
           wait: whether to wait until the step is known to be finite. Done in any case before the values of the step are
             used, and before sizes change.
-
-        Raises:
-          MembersChanged: members were lost; the step is not committed.
         """
         status, digest, seconds = p.status, p.digest, p.clock.compute_seconds
         share = p.stream.take(self._sizes)

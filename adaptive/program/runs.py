@@ -36,11 +36,8 @@ def steps_of_run(
     record: str | Path | None,
     checkpoint: Checkpoints | None,
 ) -> Iterator[Report]:
-    """Run steps, and yield a report of each. Arguments and errors are those of `Program.run`.
-
-    Raises:
-      DriverError: an argument is invalid.
-      KeyboardInterrupt: Ctrl-C in a step.
+    """Run steps, and yield a report of each. Arguments and errors are those of `Program.run`: a DriverError if an
+    argument is invalid, and KeyboardInterrupt.
     """
     p, run = parts, parts.run
     loop.settle()
