@@ -100,7 +100,6 @@ class Members:
         lost = {slot for loss in new_losses for slot in loss.workers}  # a slot may have a new worker already
         self._notes += p.sizes.change_members(list(there), joined, lost)
         self._joined += joined
-        p.clock.forget(self._places(joined))
         if joined and p.plan.has_local:
             note = "joined, with the initial value of the state that is kept per worker."
             self._notes.append(f"{name_workers(joined)} {note}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -47,11 +46,6 @@ class StepClock:
     def restart(self) -> None:
         """Mark all durations as unknown, as before the first step."""
         self.compute_seconds, self.began = [_NAN] * self._n, _NAN
-
-    def forget(self, places: Iterable[int]) -> None:
-        """Mark the seconds of these workers (by local index) as unknown."""
-        for place in places:
-            self.compute_seconds[place] = _NAN
 
 
 class SkippedSteps:

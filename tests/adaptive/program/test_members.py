@@ -186,20 +186,22 @@ def test_local_state_is_initial_for_a_joining_worker_and_unchanged_without_examp
 
 
 def test_policies_forget_the_worker_that_has_left():
-    shown, world = [], LocalWorld(4)
+    shown, known, world = [], [], LocalWorld(4)
 
     def update(observation, state):
         steps = state + (np.asarray(observation.batch_sizes) > 0)
         shown.append((observation.members, observation.joined, steps.tolist()))
+        known.append(bool(np.isfinite(observation.values[0][1])))
         return None, steps
 
     policy = ctrl.Policy(lambda n: np.zeros(n), update, "counts")
 
     def driver(state, batch):
-        ctrl.hook(policy, every=3)
+        ctrl.hook(policy, comm.all_gather(mon.compute_seconds()), every=3)
         return descend(state, batch)
 
     with build(driver, world=world) as program:
+        program.warm_up()  # seconds beside a compiler are unknown
         for step in range(1, 7):
             if step in (3, 5):
                 (world.leave if step == 3 else world.join)(1)
@@ -207,6 +209,7 @@ def test_policies_forget_the_worker_that_has_left():
     assert [joined for _, joined, _ in shown] == [(), (), (), (), (1,), ()]
     assert [members for members, *_ in shown[2:4]] == [(0, 2, 3)] * 2
     assert [shown[number][2] for number in (3, 4, 5)] == [[4, 2, 4, 4], [5, 1, 5, 5], [6, 2, 6, 6]]
+    assert known == [False, True, False, False, False, True]
 
 
 def test_an_absent_clients_data_is_not_used():
