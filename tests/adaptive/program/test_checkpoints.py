@@ -359,6 +359,14 @@ def test_a_checkpoint_of_an_earlier_format_names_the_commit_that_reads_it(tmp_pa
         ad.Checkpoints(tmp_path).read()
 
 
+def test_a_checkpoint_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
+    save, seen = np.save, []
+    monkeypatch.setattr(np, "save", lambda *given, **how: (seen.append(names(tmp_path)), save(*given, **how)))
+    folders.write(tmp_path, 9, 7, folders.arrays_of({"state": np.ones(2), "step": 7}))
+    assert seen == [[], []]
+    assert names(tmp_path) == ["000001-step-7"]
+
+
 def test_the_newest_is_the_last_written_whatever_its_step(tmp_path):
     for step in (10, 400, 20):
         folders.write(tmp_path, 9, step, folders.arrays_of({"state": np.ones(2), "step": step}))
