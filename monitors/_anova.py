@@ -13,7 +13,7 @@ and so, over n groups, the two estimates
 are unbiased for any sizes `b_i` and any distribution of the examples' gradients. This is the one-way analysis of
 variance, which has the least variance for Gaussian `g_i`: `Var S = 2 tr(Sigma^2) / (n - 1)`. For equal sizes it is the
 estimator of McCandlish et al. 2018, appendix A.1, averaged over the workers. KungFu's estimator, which compares one
-worker's own gradient with the mean, has at least n + 1 times the variance of S.
+worker's own gradient with the mean, has at least n - 1 times the variance of S, and n + 1 times for equal sizes.
 
 The estimates add three numbers to the gradients' message: `sum_i b_i |g_i|^2`, B and n.
 """

@@ -289,31 +289,12 @@ def a_vow_on_what_is_of_the_batch(state, batch):
     return step(state, ad.replicated(jax.grad(loss)(state["w"], batch))), {}
 
 
-@refused(ad.CollectiveError, "a mutable array (jax.new_ref) (cases.py:")
-def a_value_read_through_a_reference(state, batch):
-    ref = jax.new_ref(jnp.zeros(FEATURES))
-    ref[...] = batch["x"][0]
-    return step(state, mean_gradient(state, batch) + ref[...]), {}
-
-
 @refused(ad.DriverError, "an ordered effect (io_callback) (cases.py:")
 def effects_in_an_order_that_cannot_be(state, batch):
     gradient = mean_gradient(state, batch)
     io_callback(lambda g: None, None, gradient[0], ordered=True)
     io_callback(lambda y: None, None, batch["y"][0], ordered=True)
     return step(state, gradient), {}
-
-
-# --- time, and what surrounds a trace ---------------------------------------------------------------------------------
-
-TRACES = {"count": 0}
-CHANGED = "computes something else than when the program was built"
-
-
-@refused(ad.DriverError, CHANGED)
-def a_counter_of_traces_in_the_update(state, batch):
-    TRACES["count"] += 1
-    return step(state, TRACES["count"] * mean_gradient(state, batch)), {}
 
 
 # --- custom derivatives -----------------------------------------------------------------------------------------------

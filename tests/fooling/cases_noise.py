@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
-import adaptive as ad
 import collectives as comm
 import monitors as mon
-from tests.relaxed import relaxed_tx
 
-from .cases import FEATURES, W, named, refused, right, step
+from .cases import named, right, step
 
-ADAM = relaxed_tx(optax.adam(0.1))
-WITH_MOMENTS = {"w": W, "opt": ADAM.init(W)}
 NOT_THE_MEAN = ("a mean that is not its mean over all examples", "noise_scale (cases_noise.py:")
 
 
@@ -39,13 +34,6 @@ def the_noise_of_single_examples(state, batch):
     average = comm.all_reduce(grads)
     noise = mon.noise_scale(grads, average, per_example=norms, decay=0)
     return step(state, average["w"]), {"trace": noise.trace}
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "cannot tell layers apart")
-def layers_that_are_one(state, batch):
-    grads = {"a": batch["x"].mean(0), "b": batch["x"].mean(0)}
-    noise = mon.noise_scale(grads, comm.all_reduce(grads), by=lambda path: "layer")
-    return step(state, jnp.zeros(FEATURES)), {"trace": noise["layer"].trace}
 
 
 # --- wrong gradients --------------------------------------------------------------------------------------------------
@@ -85,19 +73,3 @@ def norms_beside_another_gradient(state, batch):
     _, grads, norms = mon.example_norms(loss_fn)({"w": state["w"]}, batch)
     average = comm.all_reduce({"w": gradient(1 - state["w"], batch)})
     return step(state, average["w"]), {"trace": mon.noise_scale(grads, average, per_example=norms).trace}
-
-
-# --- the optimizer's state --------------------------------------------------------------------------------------------
-
-
-def adam_step(state, average):
-    _, opt_state = ADAM.update(average, state["opt"])
-    return step(state, average, opt=opt_state)
-
-
-@refused(ad.CollectiveError, "noise_scale (cases_noise.py:", "known before the step", state=WITH_MOMENTS)
-def noise_divided_by_what_this_step_made(state, batch):
-    own = gradient(state["w"], batch)
-    average = comm.all_reduce(own)
-    new = adam_step(state, average)
-    return new, {"trace": mon.noise_scale(own, average, divide_by=mon.adam_scale(new["opt"])).trace}

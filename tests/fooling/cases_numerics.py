@@ -39,12 +39,6 @@ def normalized_over_examples_and_workers(state, batch):
     return {"w": state["w"] - 0.1 * grad}, {"loss": value}
 
 
-@refused(ad.CollectiveError, "jax.lax.psum over 'workers' (cases_numerics.py:", 'comm.all_reduce(x, op="sum")')
-def summed_over_examples_and_workers(state, batch):
-    value, grad = comm.all_reduce(jax.value_and_grad(loss)(state["w"], batch, BOTH, jax.lax.psum))
-    return {"w": state["w"] - 0.1 * grad}, {"loss": value}
-
-
 @refused(ad.CollectiveError, "jax.lax.pmax over 'workers'")
 def the_greatest_over_both(state, batch):
     top = jax.vmap(lambda x: jax.lax.pmax(x.sum(), BOTH), axis_name="examples")(batch["x"])

@@ -58,9 +58,6 @@ def test_states_without_moments_are_refused():
     two = optax.chain(optax.scale_by_adam(), optax.scale_by_adam()).init(jnp.ones(3))
     with pytest.raises(ad.CollectiveError, match="contains 2"):
         mon.adam_scale(two)
-
-
-def test_an_option_out_of_range_is_refused():
     with pytest.raises(ad.CollectiveError, match=r"adam_scale \(test_adam_scale.py:\d+\): b2=1"):
         mon.adam_scale(optax.adam(0.1).init(jnp.ones(3)), b2=1)
 
@@ -71,3 +68,12 @@ def test_a_divisor_belongs_to_the_gradients_of_groups():
         mon.noise_scale(grads, other, divide_by={"w": jnp.ones(2)})
     with pytest.raises(ad.CollectiveError, match="exclude each other"):
         mon.noise_scale(grads, other, divide_by=grads, per_example={"w": jnp.ones(4)})
+
+    def of_this_step(state, batch):
+        grads = batch.mean(0)
+        avg_grads = comm.all_reduce(grads)
+        _, state = ADAM.update(avg_grads, state)
+        return state, mon.noise_scale(grads, avg_grads, divide_by=mon.adam_scale(state))
+
+    with pytest.raises(ad.CollectiveError, match="known before the step"):
+        ad.Program(of_this_step, ADAM.init(jnp.zeros(3)), np.ones((8, 3), np.float32), global_batch=4)

@@ -61,17 +61,11 @@ def test_a_sample_that_is_not_finite_changes_nothing(bad):
 
 @pytest.mark.parametrize(
     ("dof", "quantile", "tolerance"),
-    [(1, 12.706, 0.4), (2, 4.303, 0.05), (3, 3.182, 0.015), (5, 2.571, 0.005), (10, 2.228, 1e-3), (1e6, 1.95996, 1e-4)],
+    [(1, 12.706, 0.4), (3, 3.182, 0.015), (10, 2.228, 1e-3), (1e6, 1.95996, 1e-4), (1e-4, 1e4, np.inf)],
 )
 def test_student_s_quantile(dof, quantile, tolerance):
     t = float(student_t(0.95, jnp.float32(dof)))
     assert quantile * (1 - 1e-4) < t < quantile * (1 + tolerance)
-
-
-def test_student_s_quantile_of_another_confidence_and_of_next_to_nothing():
-    assert float(student_t(0.9, jnp.float32(10))) == pytest.approx(1.812, rel=1e-3)
-    assert float(student_t(0.99, jnp.float32(30))) == pytest.approx(2.750, rel=1e-3)
-    assert np.isfinite(float(student_t(0.95, jnp.float32(1e-4))))
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -89,8 +83,7 @@ def stream(noise_over_batch, steps, *, groups=4, dimensions=50, streams=4000):
 @pytest.mark.parametrize(
     ("noise_over_batch", "decay", "steps", "options"),
     [
-        (0.2, 0.95, 120, {"groups": 8, "dimensions": 400}),
-        (2, 0.95, 120, {"groups": 2, "dimensions": 200}),
+        (0.2, 0.95, 120, {"groups": 2, "dimensions": 200}),
         (2, 0.95, 5, {}),
         (10, 0.95, 120, {}),  # a third of the upper bounds is infinite
     ],
@@ -129,20 +122,11 @@ def test_where_no_signal_is_seen_there_is_a_lower_bound_and_no_upper_one():
 
 
 def test_one_sample_bounds_nothing():
-    for steps in ([[3.0, 2.0]], [[3.0, 2.0], [np.nan, 2.0]]):
-        lower, upper = ratio_bounds(after(np.float32(steps), 0.9), 0.95)
-        assert (lower, upper) == (0, np.inf)
-    forgetful = ratio_bounds(after(np.float32([[3.0, 2.0], [4.0, 2.0]]), 0.0), 0.95)
-    assert forgetful == (0, np.inf)
+    for steps, decay in (([[3.0, 2.0], [np.nan, 2.0]], 0.9), ([[3.0, 2.0], [4.0, 2.0]], 0.0)):
+        assert ratio_bounds(after(np.float32(steps), decay), 0.95) == (0, np.inf)
 
 
 @pytest.mark.parametrize(("pair", "expected"), [((6, 2), (3, 3)), ((0, 0), (0, np.inf)), ((0, 2), (0, 0))])
 def test_without_any_spread_the_bounds_meet(pair, expected):
     bounds = ratio_bounds(after(np.tile(np.float32(pair), (9, 1)), 0.9), 0.95)
     assert [float(b) for b in bounds] == pytest.approx(expected)
-
-
-def test_the_lower_bound_is_finite_even_where_nothing_bounds_it():
-    lower, upper = ratio_bounds(after(np.tile(np.float32([1, -1]), (9, 1)), 0.9), 0.95)
-    assert np.isfinite(lower)
-    assert upper == np.inf

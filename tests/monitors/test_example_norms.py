@@ -78,25 +78,15 @@ def test_aux_may_mix_examples_and_others_are_no_examples():
     np.testing.assert_allclose(norms, truth, rtol=1e-5)
 
 
-def recurrent(w, batch):
-    def cell(h, x):
-        return jnp.tanh(h * w + x), None
-
-    return jnp.mean(jax.lax.scan(cell, jnp.zeros(len(batch["x"])), batch["x"].T)[0] ** 2)
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_arguments_are_verified():
     with pytest.raises(ad.CollectiveError, match=r"parameter \['steps'\] is of dtype int32"):
-        mon.example_norms(recurrent)({"w": jnp.ones(2), "steps": jnp.int32(0)}, rows())
+        mon.example_norms(loss_fn)({"w": jnp.ones(2), "steps": jnp.int32(0)}, rows())
     with pytest.raises(ad.CollectiveError, match=r"\['x'\]: 6, \['y'\]: 3"):
-        mon.example_norms(recurrent)(jnp.ones(2), {"x": np.ones((6, 2)), "y": np.ones(3)})
+        mon.example_norms(loss_fn)(jnp.ones(2), {"x": np.ones((6, 2)), "y": np.ones(3)})
     with pytest.raises(ad.CollectiveError, match=r"^example_norms \(test_example_norms.py:\d+\): .*must be a scalar"):
         mon.example_norms(lambda w, b: b["x"] @ w)(jnp.ones(7), {"x": rows()["x"]})
-
-
-def test_options_are_verified():
     with pytest.raises(ad.CollectiveError, match=r"^example_norms \(test_example_norms.py:\d+\): .*sample=0 must be a"):
-        mon.example_norms(recurrent, sample=0)
+        mon.example_norms(loss_fn, sample=0)

@@ -21,12 +21,6 @@ def test_the_norm_is_of_all_leaves_and_costs_nothing():
     assert operators(graph(mon.gradient_norm, grads)) == []
 
 
-def test_the_norm_of_float16_does_not_overflow():
-    norm = mon.gradient_norm(jnp.full(4, 60000.0, jnp.float16))
-    assert norm.dtype == jnp.float32
-    assert float(norm) == pytest.approx(120000, rel=1e-3)
-
-
 def variance(grads):
     return mon.gradient_variance(grads, comm.all_reduce(grads))
 
@@ -54,8 +48,3 @@ def test_one_gradient_as_both_arguments_is_refused():
     with pytest.raises(ad.CollectiveError, match=r"the same gradient twice"):
         mon.gradient_variance(own, own)
     leave(world, token)
-
-
-def test_gradients_that_do_not_belong_together_are_refused():
-    with pytest.raises(ad.CollectiveError, match=r"gradient_variance.*the two gradients differ"):
-        mon.gradient_variance(jnp.ones(3), jnp.ones(4))

@@ -12,7 +12,6 @@ import collectives as comm
 import monitors as mon
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
-from monitors._replica_distance import sketch
 
 SIZES = (6, 4, 2)
 DATA = np.random.default_rng(0).normal(size=(96, 3)).astype(np.float32)
@@ -49,16 +48,15 @@ def apart(xs, center, sizes=SIZES):
     return np.sqrt(np.average(((xs - center) ** 2).sum(1), weights=sizes)) / np.linalg.norm(center)
 
 
-@pytest.mark.parametrize("microbatch", [None, 2])
-def test_against_an_average_it_is_exact_for_one_number(microbatch):
-    program = program_of(lambda own, average: {"d": mon.replica_distance(own, average)}, 1.0, microbatch=microbatch)
+def test_against_an_average_it_is_exact_for_one_number():
+    program = program_of(lambda own, average: {"d": mon.replica_distance(own, average)}, 1.0, microbatch=2)
     for _ in range(3):
         xs, average = vectors(program)
         np.testing.assert_allclose(program.step().metrics["d"], apart(xs, average), rtol=1e-5)
 
 
-@pytest.mark.parametrize("shares", [(7, 4, 1), (7, 5, 0)])
-def test_without_one_it_is_nearly_the_distance_from_the_mean(shares):
+def test_without_one_it_is_nearly_the_distance_from_the_mean():
+    shares = (7, 5, 0)
     program = program_of(lambda own, _: {"d": mon.replica_distance(own)}, 1.0, shares=shares)
     assert program.step().metrics["d"] == 0
     errors = []
@@ -69,18 +67,6 @@ def test_without_one_it_is_nearly_the_distance_from_the_mean(shares):
     assert np.abs(errors).max() < 0.2
     assert np.abs(np.mean(errors)) < 0.03
     assert np.std(errors) > 0.001  # another sketch in each step
-
-
-def test_sketches_are_linear_and_right_on_average():
-    x, y = np.random.default_rng(2).normal(size=(2, 3000)).astype(np.float32)
-    both = jax.jit(lambda seed: jnp.stack([sketch({"x": x}, seed), sketch({"x": y}, seed), sketch({"x": x - y}, seed)]))
-    ratios = []
-    for seed in range(60):
-        a, b, c = np.asarray(both(jnp.int32(seed)))
-        np.testing.assert_allclose(a - b, c, atol=1e-4)
-        ratios.append(c @ c / ((x - y) @ (x - y)))
-    assert abs(np.mean(ratios) - 1) < 0.03
-    assert 0.03 < np.std(ratios) < 0.06  # 0.044
 
 
 def test_replicas_that_are_all_zero_are_alike():

@@ -35,7 +35,7 @@ def test_double_stays_double_and_complex_counts_both_parts():
     assert float(z) == pytest.approx(26.0)
 
 
-@pytest.mark.parametrize(("shape", "averaged"), [(4_000_000, False), (4_000_000, True), ((2000, 2000), True)])
+@pytest.mark.parametrize(("shape", "averaged"), [(4_000_000, False), ((2000, 2000), True)])
 def test_rounding_does_not_grow_with_the_number_of_parameters(shape, averaged):
     x = np.full(shape, 0.1, np.float32)  # a running sum in float32 is off by 1e-3 here
     running = np.cumsum(np.square(x), dtype=np.float32)[-1]
