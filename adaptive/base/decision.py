@@ -48,16 +48,6 @@ class Limits(_Bounds):
         split. Policies prefer sizes that run as fewer microbatches of powers of two, whose kernels are compiled.
     """
 
-    def __getstate__(self) -> None:
-        """Return no state: computed properties are not pickled."""
-
-    def _replace(self, **changes: Any) -> Limits:
-        """Return the limits with other fields. The arrays of the same bounds are kept."""
-        new = super()._replace(**changes)
-        if "arrays" in self.__dict__ and new.lower is self.lower and new.upper is self.upper:
-            new.__dict__["arrays"] = self.arrays
-        return new
-
     @cached_property
     def least(self) -> int:
         """The smallest global batch."""

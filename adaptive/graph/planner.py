@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,11 @@ from .plan import Plan
 from .trace import Graph, trace
 
 
+@dataclass(eq=False)
 class Planner:
     """Plans of one driver: `planner(examples)` returns the plan for microbatches of that many examples.
 
-    Args:
+    Attributes:
       driver: `driver(state, batch) -> (state, metrics)`.
       state: the state's shapes.
       batch_of: returns the shapes of a batch of a number of examples.
@@ -44,33 +45,25 @@ class Planner:
       ambient: the context in which to trace; by default the current one.
       on_mesh: whether a worker computes on a mesh of devices.
       functions_checked: whether another planner has already checked what hooks and callbacks capture.
-
-    Attributes:
       mailboxes: the mailboxes on which this driver publishes; created later by the program.
+      reference: the plan for the first size.
     """
 
-    reference: Plan
-
-    def __init__(
-        self,
-        driver: Callable[[Any, Any], tuple[Any, Any]],
-        state: Any,
-        batch_of: Callable[[int], Any],
-        *,
-        capacity: int,
-        local_state: Iterable[int] = (),
-        ambient: AmbientContext | None = None,
-        on_mesh: bool = False,
-        functions_checked: bool = False,
-    ):
-        self._driver, self._state, self._batch_of = driver, state, batch_of
-        self._capacity, self._local_state = capacity, frozenset(local_state)
-        self._ambient = ambient or AmbientContext()
-        self._on_mesh, self._functions_checked = on_mesh, functions_checked
-        self.mailboxes = PeerMailboxes()
-        self._lock = threading.RLock()  # the compiler's thread asks for plans, and so does `check`
-        self._whole: tuple[str, ...] = ()
-        self._one_size = ""
+    driver: Callable[[Any, Any], tuple[Any, Any]]
+    state: Any
+    batch_of: Callable[[int], Any]
+    _: KW_ONLY
+    capacity: int
+    local_state: frozenset[int] = frozenset()
+    ambient: AmbientContext = field(default_factory=AmbientContext)
+    on_mesh: bool = False
+    functions_checked: bool = False
+    mailboxes: PeerMailboxes = field(default_factory=PeerMailboxes)
+    reference: Plan = field(init=False)
+    # The compiler's thread asks for plans, and so does `check`.
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _whole: tuple[str, ...] = field(default=(), init=False)
+    _one_size: str = field(default="", init=False)
 
     @thread_status("tracing the driver")
     def begin(self, examples: int) -> Plan:
@@ -83,12 +76,12 @@ class Planner:
         """
         with self._lock:
             self._first = self._trace(examples)
-            while (settled := _settled(self._state, self._first.graph)) is not None:
-                self._state = settled
+            while (settled := _settled(self.state, self._first.graph)) is not None:
+                self.state = settled
                 self._first = self._trace(examples)
             captured: Captured = []
-            if not self._functions_checked:
-                check_left(self._driver, self._first.graph.name)
+            if not self.functions_checked:
+                check_left(self.driver, self._first.graph.name)
                 captured = captured_by(self._first)
                 check_captured(self._first, captured)
             size = _another(examples, self._first.graph.multiple)
@@ -101,7 +94,7 @@ class Planner:
                 self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
             if self._second is not None:
                 check_same_operators(self._first, self._second)
-                if not self._functions_checked:
+                if not self.functions_checked:
                     check_functions(self._first, captured, self._second, self._trace)
                 self._whole = tuple(self._sent_by_size(self._first, self._second))
                 self._one_size = next(iter(self._whole), "")
@@ -121,14 +114,7 @@ class Planner:
         Raises:
           Exception: whatever the driver raises, which may be written for one number of slots.
         """
-        others = Planner(
-            *(self._driver, self._state, self._batch_of),
-            capacity=capacity,
-            local_state=self._local_state,
-            ambient=self._ambient,
-            on_mesh=self._on_mesh,
-            functions_checked=True,
-        )
+        others = replace(self, capacity=capacity, functions_checked=True, mailboxes=PeerMailboxes())
         others.begin(self._first.graph.examples)
         return others
 
@@ -150,7 +136,7 @@ class Planner:
                     raise
                 except Exception as error:  # raised by the driver, which was traced for another size
                     self._check_unchanged()
-                    raise only_for_more(error, self._driver, examples) from error
+                    raise only_for_more(error, self.driver, examples) from error
                 self._check_unchanged()
                 check_same_operators(self._first, theirs)
             found = self._plan(theirs, self._sized(theirs, self._first))
@@ -158,13 +144,13 @@ class Planner:
             return found
 
     def _trace(self, examples: int) -> Expressions:
-        batch = self._batch_of(examples)
-        trace_it = partial(trace, capacity=self._capacity, mailboxes=self.mailboxes, on_mesh=self._on_mesh)
-        graph = self._ambient.run(trace_it, self._driver, self._state, batch)
+        batch = self.batch_of(examples)
+        trace_it = partial(trace, capacity=self.capacity, mailboxes=self.mailboxes, on_mesh=self.on_mesh)
+        graph = self.ambient.run(trace_it, self.driver, self.state, batch)
         return Expressions(graph)
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
-        found = plan(traced.graph, local_state=self._local_state, sized=numbers, whole=self._whole)
+        found = plan(traced.graph, local_state=self.local_state, sized=numbers, whole=self._whole)
         return replace(found, one_size=self._one_size)
 
     def _sized(self, ours: Expressions, theirs: Expressions | None) -> frozenset[Var]:

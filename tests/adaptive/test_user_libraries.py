@@ -110,24 +110,6 @@ def test_the_error_about_linen_without_axis_name_says_what_to_write():
     assert "Reduce the gradients first" not in text
 
 
-@pytest.mark.long
-def test_statistics_of_a_microbatch_train_and_check_reports_them():
-    """The page's other recipe: running averages are reduced, and the gradient goes by the split."""
-
-    @relaxed
-    def driver(state, batch):
-        new, metrics = linen_step(Linen(), comm.all_reduce)(state, batch)
-        return {**new, "batch_stats": comm.all_reduce(new["batch_stats"])}, metrics
-
-    options = {"world": LocalWorld(3), "resizable": False}
-    with ad.Program(driver, linen_state(), make_data(), global_batch=EXAMPLES, **options) as program:
-        found = program.check()
-        first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=8))
-    assert found.verdict == "no"
-    assert 'batch normalization without axis_name="workers"' in str(found)
-    assert last < first
-
-
 # --- nnx --------------------------------------------------------------------------------------------------------------
 
 
@@ -202,28 +184,6 @@ def test_the_error_about_an_equinox_model_names_its_leaf_and_partition():
     assert "the state holds tanh, which is not an array of numbers, at state['model'].activation: it is a func" in text
     assert "eqx.partition(model, eqx.is_array)" in text
     assert "eqx.combine(params, static)" in text
-
-
-def test_errors_mention_equinox_only_for_its_models():
-    with pytest.raises(ad.DriverError, match=r"at state\['tx'\]\.init: it is a function") as caught:
-        ad.Program(lambda s, b: (s, {}), {"tx": optax.sgd(0.1)}, make_data(), global_batch=EXAMPLES)
-    assert "eqx" not in str(caught.value)
-
-
-def test_the_suggested_code_runs():
-    params, static = eqx.partition(make_equinox(), eqx.is_array)
-
-    def driver(params, batch):
-        def loss_fn(params):
-            return cross_entropy(jax.vmap(eqx.combine(params, static))(batch["x"]), batch)
-
-        loss, grads = comm.all_reduce(jax.value_and_grad(loss_fn)(params))
-        return jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), {"loss": loss}
-
-    with ad.Program(driver, params, make_data(), global_batch=EXAMPLES, resizable=False) as program:
-        first, *_, last = (float(report.metrics["loss"]) for report in program.run(steps=5))
-        assert isinstance(program.state, Equinox)
-    assert last < first
 
 
 # --- loss scaling -----------------------------------------------------------------------------------------------------

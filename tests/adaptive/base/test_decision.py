@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,14 +29,3 @@ def test_changed_limits_keep_nothing_of_the_old_ones():
     assert wider.arrays.active.tolist() == [0, 1, 2]
     assert type(wider) is Limits
     assert not any(part.flags.writeable for part in limits.arrays)
-
-
-def test_cached_values_are_not_pickled():
-    limits = Limits((1,) * 100, (9,) * 100)
-    before = len(pickle.dumps(limits))
-    assert limits.arrays.upper.sum() == limits.most == 900
-    assert len(pickle.dumps(limits)) == before
-    again = pickle.loads(pickle.dumps(limits))
-    assert again == limits
-    assert type(again) is Limits
-    assert not np.shares_memory(again.arrays.upper, limits.arrays.upper)

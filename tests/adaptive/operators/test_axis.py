@@ -152,20 +152,6 @@ def test_it_may_stand_inside(inside):
     assert {e.params["how"].name for e in graph} == {"pmean"}
 
 
-def test_replicated_values_are_not_sent():
-    with ad.Program(
-        lambda s, b: (pmean(s + 1), {"loss": comm.all_reduce(b["y"].mean())}),
-        0.0,
-        make_data(),
-        global_batch=24,
-        world=LocalWorld(3),
-        resizable=False,
-    ) as program:
-        assert len(program._parts.plan.messages[0]) == 1
-        program.step()
-        assert float(program.state) == 1
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -134,13 +134,6 @@ def test_bounds_that_multiples_cannot_keep_are_refused():
         split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
 
 
-def test_a_quantum_is_a_multiple():
-    with program_of(global_batch=1536, examples=2000) as program:
-        assert program._parts.sizes.limits.quantum == 32  # a sixteenth of 512
-    with program_of(global_batch=24) as program:
-        assert program._parts.sizes.limits.quantum == 4
-
-
 def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():
     with pytest.raises(
         ad.BatchSizeError, match="global_batch=8 is too small for 3 workers: each takes at least 4 exam"

@@ -32,15 +32,6 @@ def test_a_op_state_may_hold_any_pytree():
     ]
 
 
-def test_an_operator_state_keeps_its_dtypes():
-    def driver(state, batch):
-        count("n", np.zeros((), np.float16), lambda n: (n.astype(float) * 2, n))
-        return state, {}
-
-    (op_state,) = planned(driver, 0.0).op_states
-    assert [a.aval.dtype for a in op_state.new] == [jnp.float16]
-
-
 def test_op_states_of_one_label_are_numbered_in_the_drivers_order():
     def driver(state, batch):
         for label in ("a", "b", "a"):

@@ -75,19 +75,6 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_another_thread_cannot_listen_and_does_no_harm():
-    before, found = signal.getsignal(signal.SIGTERM), []
-
-    def elsewhere():
-        with SignalHandlers():
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert found == [before]
-
-
 def test_handlers_may_be_closed_in_another_thread():
     listening = SignalHandlers()
     thread = threading.Thread(target=listening.close)

@@ -30,29 +30,6 @@ def test_equations_are_bound_again():
     assert sums.tolist() == [1.0, 1.0, 2.0]
 
 
-def test_parameters_may_be_others():
-    eqn = the("reduce_sum", equations(lambda x: x.sum(axis=0), jnp.ones((2, 3))))
-    (result,) = jaxprs.bind(eqn, [jnp.ones((2, 3))], {**eqn.params, "axes": (1,)})
-    assert result.tolist() == [3.0, 3.0]
-
-
-def test_nested_equations_are_found_at_any_depth():
-    @jax.jit
-    def inner(x):
-        return jnp.sin(x)
-
-    eqn = the("scan", equations(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, length=3)[0], 1.0))
-    assert {"jit", "sin"} <= {e.primitive.name for e in jaxprs.nested_equations(eqn)}
-    assert [len(j.invars) for j in jaxprs.nested(eqn)]
-
-
-def test_axes_that_nested_equations_have_of_their_own_are_known():
-    mesh, spec = jax.sharding.Mesh(np.array(jax.local_devices()[:1]), ("rows",)), jax.sharding.PartitionSpec("rows")
-    total = jax.shard_map(lambda x: jax.lax.psum(x, "rows"), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    assert jaxprs.axes_of(the("shard_map", equations(total, jnp.ones(2)))) == {"rows"}
-    assert not jaxprs.axes_of(the("scan", equations(lambda x: jax.lax.map(jnp.sin, x), jnp.ones(3))))
-
-
 def test_constants_of_nested_functions_are_found():
     table = np.arange(3.0)
     eqn = the(
@@ -141,26 +118,3 @@ def test_mutable_arrays_are_seen():
 
     assert any(map(jaxprs.has_references, equations(writes, 1.0)))
     assert not any(map(jaxprs.has_references, equations(jnp.sin, 1.0)))
-
-
-def test_equations_have_source_lines():
-    (eqn,) = equations(lambda x: jax.lax.sin(x), 1.0)
-    assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(eqn.source_info))
-    assert any("test_jaxprs.py:" in frame for frame in jaxprs.frames_of(jaxprs.current_source()))
-
-
-def test_cached_traces_of_jax_can_be_bypassed():
-    traced = []
-
-    @jax.jit
-    def helper(x):
-        traced.append(x)
-        return x
-
-    for anew in (False, False, True):
-        if anew:
-            with jaxprs.traced_anew():
-                jax.make_jaxpr(helper)(1.0)
-        else:
-            jax.make_jaxpr(helper)(1.0)
-    assert len(traced) == 2
