@@ -68,9 +68,7 @@ class WorkerSeconds(NamedTuple):
     ) -> WorkerSeconds:
         """Return the seconds of all workers; `workers` of this process, which `waited` so long in the step.
 
-        All workers enter a step's last message, and leave the one of the step before, at the same time. In between,
-        what is neither busy nor in messages is waiting: a worker that was busy for less than one of this process waited
-        for as much longer.
+        Between two steps' last messages all workers are busy or wait: who was busy for less waited for as much longer.
         """
         own = busy[workers.start : workers.stop].max(initial=0.0)
         together = max(own + waited, busy.max(initial=0.0))
@@ -80,15 +78,13 @@ class WorkerSeconds(NamedTuple):
 class Activity:
     """The current activity of the thread that runs the steps, and the seconds of each.
 
-    A change of activity is a mark. Marks are added up when seconds are read, so that a step makes few calls.
-
     Args:
       world: measures the waiting for other processes.
 
     Attributes:
       now: the current activity; read from any thread.
-      marks: changes of activity: (activity, time, `world.waited`); `~activity` for one with which a step begins. Code
-        that runs in every step sets `now` and adds a mark itself, in place of `turn`.
+      marks: changes of activity, added up when seconds are read: (activity, time, `world.waited`); `~activity` for one
+        with which a step begins. Code of every step sets `now` and adds a mark itself, in place of `turn`.
     """
 
     def __init__(self, world: World):

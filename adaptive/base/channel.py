@@ -47,9 +47,8 @@ class SentMessage:
 
 
 class Channel(ABC):
-    """Exchanges messages of one layout, one after another. Created by `World.channel`; used by one thread at a time.
-
-    Every step sends messages of the same layout, so everything that depends only on the layout is computed once.
+    """Exchanges messages of one layout, one after another, with all that depends on it computed once. Created by
+    `World.channel`; used by one thread at a time.
     """
 
     @abstractmethod
@@ -80,11 +79,7 @@ class BlockingChannel(Channel):
 
 
 class LoneChannel(Channel):
-    """A channel of a world of one worker: the results are the parts.
-
-    Args:
-      check: raises an error if the world cannot be used.
-    """
+    """A channel of one worker: the results are the parts. `check` raises an error if the world cannot be used."""
 
     def __init__(self, check: Callable[[], object] = int):
         self._check = check

@@ -1,18 +1,5 @@
 """The library's exceptions.
 
-    AdaptiveError
-    ├── DriverError             the driver cannot be run as written; found when the program is built
-    │   ├── ReplicationError    a value that must be equal on all workers can differ between them
-    │   └── CollectiveError     an operator is misplaced, or has an invalid operand
-    ├── DataError               the data set or a batch is invalid
-    ├── BatchSizeError          an invalid global batch, or an invalid split of it
-    ├── WorkerCountError        an invalid number of workers
-    ├── CheckpointError         a checkpoint is damaged, belongs to another program, or cannot be written
-    ├── DisagreementError       workers differ in a value that must be equal: driver, data, state, a decision
-    ├── NonFiniteError          a reduced value, or an update, is not finite
-    ├── OutOfMemoryError        memory ran out in a step that cannot be taken again
-    └── WorkerError             another worker failed, and this one stopped too
-
 `DriverError`, `DataError`, `BatchSizeError`, `WorkerCountError`, `CheckpointError` and `RecordError` are also
 `ValueError`s.
 """

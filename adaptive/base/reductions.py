@@ -1,13 +1,10 @@
 """Reductions of a message's part over the workers, other than sums and extremes.
 
-Worlds know "sum", "max" and "min" by name. Others are objects, of two kinds:
+Worlds know "sum", "max" and "min" by name. Others are frozen dataclasses, equal on all workers, of two kinds:
 
-* `Sliced`: each worker receives one slice of all workers' values and reduces it; then all receive all slices. The
-  traffic is that of an all-reduce (twice the part), but the reduction sees each worker's values, and values may be sent
-  in another format than they are reduced in.
+* `Sliced`: each worker reduces one slice of all workers' values, and all receive all slices. The traffic is that of an
+  all-reduce, but the reduction sees each worker's values, and they may be sent in another format.
 * `Mixed`: each worker receives the values of some others, and averages them with its own.
-
-All are frozen dataclasses, equal on all workers, and compared by their fields.
 """
 
 from __future__ import annotations
@@ -60,13 +57,8 @@ class Sliced:
         return None
 
     def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array | None:
-        """Return a second array to sum over all slices, computed from the first sum; `None` for none.
-
-        If it isn't `None`, `reduced` receives the pair of both sums as `statistics`.
-
-        Args:
-          rows, first: as in `statistics`, which must not have returned `None`.
-          statistics: summed over all slices.
+        """Return a second array to sum over all slices, computed from the first sum; `None` for none. `reduced` then
+        receives the pair of both sums.
         """
         return None
 
@@ -106,9 +98,8 @@ class Mixed:
     elementwise = True
 
     def weights(self, step: int, members: Sequence[int]) -> Mapping[int, Mapping[int, float]]:
-        """Return for each member the workers that it averages in this step, itself included, with their weights.
-
-        Equal on all workers. The weights of each mean sum to 1.
+        """Return for each member the workers that it averages in this step, itself included, with their weights, which
+        sum to 1. Equal on all workers.
 
         Args:
           step: counted from 1.

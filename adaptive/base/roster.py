@@ -1,8 +1,5 @@
-"""Handling changes of membership in code that communicates: any collective may change it.
-
-Members, ranks and the number of processes change inside a collective, when processes are lost. So values read before a
-collective may be outdated after it. There are three ways to handle that: keep the values and compare later (`Roster`),
-repeat the work (`with_same_members`), or repeat the broadcast (`broadcast_bytes`).
+"""Changes of membership in code that communicates: members, ranks and the number of processes may change in any
+collective. Code compares later (`Roster`), or repeats its work (`with_same_members`, `broadcast_bytes`).
 """
 
 from __future__ import annotations
@@ -51,9 +48,8 @@ def with_same_members(world: World, work: Callable[[], T]) -> T:
 
 
 def broadcast_bytes(world: World, make: Callable[[], bytes], about: str) -> bytes:
-    """Return bytes from the process with rank 0, on every process. Communicates.
-
-    If that process is lost before the others receive them, the next process with rank 0 sends its own.
+    """Return bytes from the process with rank 0, on every process. Communicates. If it is lost before, the next one
+    with rank 0 sends its own.
 
     Args:
       make: returns the bytes. Called on the process with rank 0 only; its errors are raised there.

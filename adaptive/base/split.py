@@ -73,11 +73,7 @@ def _brief(values: np.ndarray) -> str:
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a user's number of examples as an integer. Raises a BatchSizeError if it isn't a positive one.
-
-    Args:
-      name: of the argument, for errors.
-    """
+    """Return a user's number of examples, argument `name`, as an integer, or raise a BatchSizeError."""
     number = whole(value)
     if number is None or number < 1:
         raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
@@ -85,9 +81,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def most_of_each(max_local_batch: Any, n_workers: int) -> list[int]:
-    """Return each worker's largest local batch. Raises a BatchSizeError unless one number is given for all workers, or
-    one for each.
-    """
+    """Return each worker's largest local batch, of one number for all or one for each, else raise a BatchSizeError."""
     if whole(max_local_batch) is not None:
         return [positive("max_local_batch", max_local_batch)] * n_workers
     array = reals(max_local_batch)

@@ -1,8 +1,4 @@
-"""Worker slots: which of a world's slots are occupied.
-
-A program is traced, laid out and compiled for all slots of its world, its *capacity*. Which of them are occupied is a
-run-time matter.
-"""
+"""Worker slots: which of a world's slots are occupied, which may change while programs run."""
 
 from __future__ import annotations
 
@@ -14,13 +10,11 @@ from .values.numbers import brief, whole
 
 
 class WorkerSlots:
-    """Members of a world of one process whose workers can leave and join; a mixin for `World`. Replicated.
-
-    All workers of empty slots are in reserve, and join at once: no process has to start.
+    """Members of a world of one process whose workers can leave and join; a mixin for `World`. Replicated. Workers of
+    empty slots are in reserve, and join at once.
 
     Args:
-      capacity: number of worker slots.
-      workers: number of workers at the start, in the lowest slots; by default, all slots are occupied.
+      workers: number of workers at the start, in the lowest slots; by default `capacity`.
       min_workers: smallest number of workers.
 
     Raises:
@@ -97,7 +91,7 @@ class WorkerSlots:
 
     @property
     def most(self) -> int:
-        """The maximum number of workers: the slots without those whose workers have left for good."""
+        """The maximum number of workers: slots whose workers have not left for good."""
         return len(self._joined_in) - len(self._gone)
 
     def poll_ready(self) -> int:
@@ -138,13 +132,8 @@ class WorkerSlots:
 
 
 def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "workers") -> int:
-    """Return a user's number of workers as an integer between two bounds.
-
-    Args:
-      name: of the argument, for errors.
-
-    Raises:
-      WorkerCountError: it isn't an integer, or is out of bounds.
+    """Return a user's number of workers, argument `name`, as an integer. Raises a WorkerCountError if it isn't one
+    between the bounds.
     """
     number = whole(value)
     if number is None:

@@ -12,6 +12,7 @@ Available workers that aren't members are in *reserve*.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -122,16 +123,12 @@ class World:
 
         Results are valid until this thread's next message of the same layout and name. Raises as `Channel.exchange`.
         """
-        kept: dict[Hashable, Channel] = self.__dict__.setdefault("_kept", {})  # least recently used first
         layout = tuple(PartSpec(x.shape, x.dtype, op) for x, op in zip(message.parts[0], ops, strict=True))
-        key = layout, len(message.status), name, get_ident()
-        found = kept.pop(key, None)
-        if found is None:
-            found = self.channel(layout, len(message.status), name)
-            if len(kept) >= KEPT_CHANNELS:
-                del kept[next(iter(kept))]  # results keep its memory alive
-        kept[key] = found
-        return found.exchange(message)
+        return self._channel_of_thread(layout, len(message.status), name, get_ident()).exchange(message)
+
+    @cached_property
+    def _channel_of_thread(self) -> Callable[..., Channel]:
+        return lru_cache(KEPT_CHANNELS)(lambda parts, status, name, thread: self.channel(parts, status, name))
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Gather every process's `value`, by rank, from the processes present at completion. Blocks. Not for steps.

@@ -13,16 +13,12 @@ state and as metrics. Two traces have the same ends in the same order, so these 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from adaptive.base.errors import DriverError
 from adaptive.base.process.source_lines import at, line_of
-from adaptive.base.values.arrays import numbers_of
 from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, nested_equations
 from adaptive.operators.collectives import Collective, collective_p
 from adaptive.operators.hooks import Hook
@@ -30,7 +26,7 @@ from adaptive.operators.operator_state import state_read_p
 from adaptive.operators.sources import source_p
 
 from .flow import at_home
-from .text import params_text
+from .text import content, digest, params_text
 from .trace import OPERATORS, Atom, Graph, describe
 
 
@@ -41,8 +37,8 @@ class Expressions:
         self.graph = graph
         self._of: dict[Var, bytes] = {}
         for kind, variables in (("state", graph.state_vars), ("batch", graph.batch_vars)):
-            self._of.update((v, _digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
-        self._of.update((var, _digest("const", content(value))) for var, value in graph.consts.items())
+            self._of.update((v, digest(kind, i, str(v.aval))) for i, v in enumerate(variables))
+        self._of.update((var, digest("const", content(value))) for var, value in graph.consts.items())
         operators = {collective_p: 0, state_read_p: 0}
         for eqn in graph.eqns:
             if eqn.primitive is source_p:
@@ -53,13 +49,13 @@ class Expressions:
             else:
                 names = [eqn.primitive.name, params_text(eqn), *map(self.of, eqn.invars)]
             names.append([str(v.aval) for v in eqn.outvars])
-            whole = _digest(*names)
-            self._of.update((v, _digest(whole, i)) for i, v in enumerate(eqn.outvars))
+            whole = digest(*names)
+            self._of.update((v, digest(whole, i)) for i, v in enumerate(eqn.outvars))
 
     def of(self, atom: Atom) -> bytes:
         """Return a value's expression."""
         if isinstance(atom, Literal):
-            return _digest("literal", str(atom.aval), content(atom.val))
+            return digest("literal", str(atom.aval), content(atom.val))
         return self._of[atom]
 
     def missing_in(self, other: Expressions) -> set[Var]:
@@ -111,20 +107,6 @@ class End(NamedTuple):
 def _behind(hook: Hook) -> Iterable[Any]:
     """Return the function or policy that a hook's handler holds."""
     return vars(hook.handler).values() if hasattr(hook.handler, "__dict__") else (hook.handler,)
-
-
-def content(value: Any) -> bytes:
-    """Return a digest of all bits of an array."""
-    array = numbers_of(value)
-    return _digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
-
-
-def _digest(*parts: Any) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else repr(part).encode())
-        digest.update(b"|")
-    return digest.digest()
 
 
 def check_same_operators(ours: Expressions, theirs: Expressions) -> None:

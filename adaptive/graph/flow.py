@@ -21,7 +21,7 @@ from adaptive.operators.operator_state import state_read_p, state_write_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import source_p
 
-from .trace import Atom, Graph, operands_of
+from .trace import Atom, Graph
 
 
 class Scope(IntEnum):
@@ -145,9 +145,6 @@ class Flow:
         eqn = self.graph.eqns[number]
         scope = max(self.scope_of(eqn.invars), Scope.WORKER if number in self.at_home else Scope.ALL)
         return Scope.MICROBATCH if any(v in self.sized for v in eqn.outvars) else scope
-
-    def operands(self, number: int) -> Sequence[Atom]:
-        return operands_of(self.graph.eqns[number])
 
 
 def at_home(graph: Graph) -> frozenset[int]:

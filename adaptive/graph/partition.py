@@ -29,7 +29,7 @@ from adaptive.operators.sources import BATCH_SIZE, source_p
 from .flow import Flow, Origin, Scope
 from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment
 from .replication import check_replication
-from .trace import Atom, Graph, describe
+from .trace import Atom, Graph, describe, operands_of
 
 
 def plan(
@@ -128,8 +128,8 @@ class Partitioner:
         effects = {n for n in flow.at_home if has_effects(flow.graph.eqns[n])}
 
         def needs(var: Var) -> Sequence[Atom]:  # a collective that is sent needs its weight too
-            number = flow.producer[var]
-            return flow.graph.eqns[number].invars if number in flow.communicates else flow.operands(number)
+            eqn = flow.graph.eqns[flow.producer[var]]
+            return eqn.invars if flow.producer[var] in flow.communicates else operands_of(eqn)
 
         ends = [*self.outputs, *(a for n in effects for a in flow.graph.eqns[n].invars)]
         reached = flow.graph.upstream(ends, flow.origin.__contains__, needs)
@@ -239,19 +239,14 @@ class Partitioner:
         home = self.homes.get(number)
         if home is not None:
             return None if home is draft else home.keep(var)
-        if scope == Scope.MICROBATCH:
-            earlier = self.drafts.get(("microbatch", level))
-            if earlier is not None and earlier is not draft and number in earlier.eqns:
-                return earlier.keep(var)
-            if draft.kind == "microbatch":
-                return None
-            return self._demand("microbatch", draft.level, var)
-        if level == 0:
+        if scope < Scope.MICROBATCH and level == 0:
             return None
-        earlier = self.drafts.get(("prologue", level))
+        kind = "microbatch" if scope == Scope.MICROBATCH else "prologue"
+        earlier = self.drafts.get((kind, level))
         if earlier is not None and earlier is not draft and number in earlier.eqns:
             return earlier.keep(var)
-        return self._demand("prologue", draft.level, var) if draft.kind == "microbatch" else None
+        is_computed_here = (kind == "microbatch") == (draft.kind == "microbatch")
+        return None if is_computed_here else self._demand(kind, draft.level, var)
 
     def _demand(self, kind: str, level: int, var: Var) -> Origin:
         draft = self._draft(kind, level)

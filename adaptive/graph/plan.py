@@ -13,7 +13,7 @@ from adaptive.operators.hooks import Hook
 from adaptive.operators.sources import Source
 
 from .flow import Origin, Scope
-from .text import hash_of
+from .text import content
 from .trace import Atom, Graph
 
 
@@ -173,10 +173,7 @@ class Plan:
                 (s.kind, s.level, tuple(o for _, o in s.inputs if o.kind != "const"), len(s.outputs)) for s in segments
             ),
             tuple(sorted(s.name for s in self.sources)),
-            tuple(
-                (s.name, tuple((a.shape, str(a.dtype), hash_of(a.tobytes())) for a in s.init), s.scope)
-                for s in self.op_states
-            ),
+            tuple((s.name, tuple(map(content, s.init)), s.scope) for s in self.op_states),
             tuple((h.hook.name, h.hook.every, tuple(a.aval.shape for a in h.values)) for h in self.hooks),
             tuple((a.aval.shape, str(a.aval.dtype)) for a in self.graph.metrics),
             tuple((p.schedule, p.nbytes) for p in self.graph.pairings),

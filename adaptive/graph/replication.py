@@ -16,7 +16,7 @@ from adaptive.operators.hooks import Hook, hook_p
 from adaptive.operators.replication_claims import assert_scope_p
 
 from .flow import Flow, Scope
-from .trace import Atom, describe
+from .trace import Atom, describe, operands_of
 
 
 def check_replication(flow: Flow) -> None:
@@ -222,7 +222,7 @@ class Trail:
             number = flow.producer.get(atom, -1)
             before = line_of(flow.graph.eqns[number].source_info) if number >= 0 else ""
             self.made, line = self.made or before, before or line
-            operands = flow.operands(number) if number >= 0 else ()
+            operands = operands_of(flow.graph.eqns[number]) if number >= 0 else ()
             found = self._cause(flow, atom, number, flow.scope_of(operands))
             if found:
                 self.cause, self.advice = found

@@ -6,11 +6,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adaptive.base.process.source_lines import line_of
+from adaptive.base.values.arrays import numbers_of
 from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, closed_within
 
 from .trace import Atom
@@ -63,10 +64,19 @@ def as_text(
 def params_text(eqn: JaxprEqn) -> str:
     """Return an equation's parameters as text, including arrays that nested jaxprs close over."""
     texts = [(k, _ADDRESS.sub("", repr(v))) for k, v in sorted(eqn.params.items()) if not _PLACE.search(k)]
-    consts = [np.asarray(c) for nested in closed_within(eqn.params) for c in nested.consts]
-    return repr((texts, [(str(c.dtype), c.shape, hash_of(c.tobytes())) for c in consts]))
+    return repr((texts, [content(c) for nested in closed_within(eqn.params) for c in nested.consts]))
 
 
-def hash_of(text: bytes) -> str:
-    """Return a short digest of a text."""
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+def content(value: Any) -> bytes:
+    """Return a digest of all bits of an array."""
+    array = numbers_of(value)
+    return digest(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def digest(*parts: Any) -> bytes:
+    """Return a digest of bytes, and of other objects as Python writes them."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part if isinstance(part, bytes) else repr(part).encode())
+        found.update(b"|")
+    return found.digest()

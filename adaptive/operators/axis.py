@@ -1,8 +1,8 @@
 """`jax.lax.pmean(x, "workers")` in a driver: a mean over all examples of the step, with a derivative.
 
-Layers of other libraries compute such means in the forward pass, by the name of an axis: `axis_name=` of flax's batch
-normalization. In JAX a `pmean` is a sum over a named axis, divided by the axis's size. So a driver is traced with an
-axis of that name. After tracing and differentiation, each sum with its division is replaced by a collective.
+Layers compute such means by the name of an axis: `axis_name=` of flax's batch normalization. In JAX a `pmean` is a sum
+over a named axis, divided by the axis's size. So a driver is traced with an axis of that name, and after
+differentiation each sum with its division is replaced by a collective.
 
 In reverse mode the division precedes the sum: the mean of the cotangents. With J for the mean over examples of the
 workers' losses L_i, and y = sum_j w_j x_j / W,
@@ -13,9 +13,8 @@ so worker j continues with the mean of dL_i/dy, and `all_reduce` of its gradient
 assumes that gradients are averaged over examples, the default, and that the loss is such a mean.
 
 A layer on single examples, as in equinox, takes its mean over an axis of `jax.vmap` and the workers together:
-`axis_name=("batch", "workers")`. In JAX that is a sum over an axis of the array and the workers, divided by the product
-of their sizes. In reverse mode the cotangent is divided by the product, broadcast over the examples, and summed over
-the workers. Here it is averaged before the broadcast, because microbatches differ in their numbers of examples.
+`axis_name=("batch", "workers")`, divided by the product of their sizes. In reverse mode the cotangent is broadcast over
+the examples, and summed over the workers. Here it is averaged before, because microbatches differ in size.
 
 A `psum` without a division is refused: with unequal batches and several microbatches, it would not be the mean times a
 number, which is its usual meaning.

@@ -1,8 +1,7 @@
 """The context of a driver's trace in progress: sizes, and records of the operators that it has called.
 
-JAX traces a driver more than once, and caches the traces of nested `jax.jit`s. That causes two problems: the cache keys
-do not include the sizes for which a driver is traced (see `trace_as`), and dead code elimination may remove operators
-without a result (see `DriverTrace.must_stay`).
+JAX caches the traces of nested `jax.jit`s by keys without the sizes for which a driver is traced (see `trace_as`), and
+its dead code elimination may remove operators without a result (see `DriverTrace.must_stay`).
 """
 
 from __future__ import annotations
@@ -57,12 +56,7 @@ class WriteMark:
 
 
 def stays(what: str, mark: Any = None) -> Any:
-    """Record that the graph must contain an equation, identified by a parameter. Returns the parameter.
-
-    Args:
-      what: name of the operator, for errors.
-      mark: the equation's parameter; by default a new `WriteMark`.
-    """
+    """Record that the graph must contain an equation of operator `what`. Returns the parameter that identifies it."""
     mark, trace = mark or WriteMark(), tracing()
     if trace is not None:
         trace.must_stay.append((mark, what + at(current_line())))

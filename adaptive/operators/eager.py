@@ -148,11 +148,7 @@ def wire_dtype(dtype) -> np.dtype:
 
 def with_unknown_rows(how: Collective, x: jax.Array, shape: tuple[int, ...], taking_part: jax.Array) -> jax.Array:
     """Return a reduced value whose rows of workers without examples are NaN (0 for integers), if it has a row for each
-    worker; traced.
-
-    Args:
-      shape: of the value that each worker has.
-      taking_part: whether each worker has examples in this step; boolean, shape=(capacity,).
+    worker's value of `shape`; traced. `taking_part`: as for `Collective.of_replicated`.
     """
     if how.reduces or x.shape != (len(taking_part), *shape):
         return x

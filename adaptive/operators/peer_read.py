@@ -1,12 +1,8 @@
 """Reading another worker's latest published vectors inside a kernel, without waiting for it.
 
-It is not a collective, so it is the only operator that is allowed in a loop. Sources are read outside of loops, so the
-driver is traced with a vector of the worker's number, the round and the seed (`DriverTrace.numbers`), which the loop
-closes over.
-
-*Rounds*: a program step is one round. Only vectors published in the same round are read. So replicas from before the
-last average are never mixed with later ones, a worker that skips a round is not read, and a restored run equals the
-uninterrupted one.
+It is not a collective, so it may be in a loop, which closes over the numbers that it needs (`DriverTrace.numbers`).
+A program step is one *round*. Only vectors of the same round are read, so replicas from before the last average are
+never mixed with later ones, and a restored run equals the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -108,9 +104,8 @@ class Pairing:
 
 
 def read_peer(vectors: Sequence[jax.Array], schedule: str, name: str) -> list[jax.Array]:
-    """Publish this worker's vectors, and return another worker's latest of this round. Does not wait.
-
-    Returns the same vectors if no other worker has published any.
+    """Publish this worker's vectors, and return another worker's latest of this round, or the same vectors if there are
+    none. Does not wait.
 
     Args:
       vectors: one-dimensional. Local.

@@ -1,9 +1,7 @@
 """Ending a worker's local steps when enough others have finished theirs, inside a kernel and without waiting.
 
-Each worker publishes how long its local steps of this round take, measured or projected, on its own clock: durations
-are compared, never clocks. When as many workers as the quorum have finished by their own figures, those that are late
-take no further step. What a worker sees of the others is local, and depends on speeds; what it has computed by then is
-for a collective to say.
+Each worker publishes how long its local steps of this round take, measured or projected, on its own clock. When as many
+workers as the quorum have finished by these durations, those that are late take no further step.
 """
 
 from __future__ import annotations
@@ -87,9 +85,8 @@ def _until_quorum(seconds: list[float], quorum: int) -> float:
 def takes_another_step(missing: Any, taken: Any, quorum: Any, grace: float, name: str) -> jax.Array:
     """Return whether this worker takes another local step in this round. Does not wait.
 
-    It does before its first step, and afterwards if the step ends, by this worker's own seconds so far, before as many
-    workers as the quorum have finished and a grace period has passed. A worker that has finished itself takes further
-    steps only until then. Call it in the condition of a loop, which XLA evaluates after the step before.
+    It does before its first step, and afterwards if the step is expected to end before as many workers as the quorum
+    have finished and, if it has not finished itself, a grace period has passed. Call it in the condition of a loop.
 
     Args:
       missing: local steps that this worker needs to finish; 0 or less once it has. Local.

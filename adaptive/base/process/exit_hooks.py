@@ -1,7 +1,6 @@
 """Functions to call when this process ends, however Python ends it.
 
-Objects with data that would be lost (such as unwritten log lines) register a function. `run_exit_hooks` calls them at
-the interpreter's exit, and before `os._exit`, which skips that exit.
+`run_exit_hooks` calls them at the interpreter's exit, and before `os._exit`, which skips that exit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reporting one process's failure to all others, whatever they are doing.
 
-The other processes wait for this one in some collective. The failed process need not know which: `World.fail` makes
-them raise in the collective that they are in or enter next. If they never enter one, the failed process stops waiting
-after a limited time, so that its own error is shown at least.
+`World.fail` makes the others raise in the collective that they are in or enter next. If they never enter one, the
+failed process stops waiting after a limited time, so that its own error is shown.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ R = TypeVar("R")
 
 def fails_together(doing: str) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
     """Decorate a method that all processes call: if one raises, the error is reported to all. The method's object has a
-    `world` and a `_name`.
-
-    Args:
-      doing: what the method does: "in evaluate of".
+    `world` and a `_name`. `doing`: "in evaluate of".
     """
 
     def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:

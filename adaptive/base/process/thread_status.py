@@ -1,7 +1,5 @@
-"""A description of what a thread is doing, read from its stack frames on demand, so that marking functions is free.
-
-Functions of the library are marked with a text once, when they are defined. `thread_status_of` walks a thread's frames
-and collects the texts.
+"""A description of what a thread is doing: functions are marked with a text when they are defined, and a thread's
+stack frames are read on demand, so that marks are free.
 """
 
 from __future__ import annotations
@@ -18,9 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 IN_A_STEP = "in a step"  # of a thread that is in none of a step's other phases, such as its hooks
 _JAX_COMPILES = os.path.join("jax", "_src", "compiler.py")  # also compiles the user's own jax.jit
-_words: dict[CodeType, str] = {}
-_compiling: set[CodeType] = set()
-_exchanging: set[CodeType] = set()
+_marks: dict[CodeType, tuple[str, bool, bool]] = {}  # of marked functions: words, compiles, exchanges
 
 
 @dataclass(frozen=True)
@@ -52,12 +48,7 @@ def thread_status(words: str, *, compiles: bool = False, exchanges: bool = False
     """
 
     def mark(function: F) -> F:
-        code = function.__code__
-        _words[code] = words
-        if compiles:
-            _compiling.add(code)
-        if exchanges:
-            _exchanging.add(code)
+        _marks[function.__code__] = words, compiles, exchanges
         return function
 
     return mark
@@ -76,10 +67,11 @@ def thread_status_of(frame: FrameType | None) -> ThreadStatus:
         if code.co_filename.endswith(_JAX_COMPILES):
             compiles = True
             words.setdefault("compiling")
-        if code in _words:
-            words.setdefault(_words[code])
-            compiles |= code in _compiling
-            exchanges |= code in _exchanging
+        if code in _marks:
+            text, is_compiler, is_collective = _marks[code]
+            words.setdefault(text)
+            compiles |= is_compiler
+            exchanges |= is_collective
         if not line and not is_library(code.co_filename):
             line = name_line(code.co_filename, frame.f_lineno)
         frame = frame.f_back

@@ -1,8 +1,4 @@
-"""Records of what a thread waits for, read by the watchdog when the thread does not continue.
-
-The stack of a waiting thread does not show the cause. So a thread that may wait for long records here what it waits
-for.
-"""
+"""Records of what threads wait for, which their stacks do not show; for the watchdog."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The current world: the world that this thread entered last, used where none is given.
 
-The current world is a context variable, so a thread started inside a `with comm.world()` block does not see it, and a
-script may lack the block. Code without a world runs as a single process. That is refused if the process belongs to a
-job of several, since each would train a separate model.
+It is a context variable, which other threads do not see. Code without a world runs as a single process, which is
+refused in a job of several, since each would train a separate model.
 """
 
 from __future__ import annotations

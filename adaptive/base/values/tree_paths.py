@@ -1,8 +1,4 @@
-"""Pytrees by the paths of their leaves, which identify a leaf whatever containers hold it.
-
-A library that stores pytrees returns other containers than it was given: a dict, sorted by name, for a `NamedTuple` or
-a dataclass; a list for a tuple; text for numeric keys. The path of each leaf stays the same.
-"""
+"""Pytrees by the paths of their leaves, which stay the same in libraries that store other containers."""
 
 from __future__ import annotations
 

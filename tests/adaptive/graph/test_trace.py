@@ -131,16 +131,8 @@ def in_scan(f, x):
     return jax.lax.scan(lambda c, row: (c + f(row), None), 0.0, x)[0]
 
 
-def in_while(f, x):
-    return jax.lax.while_loop(lambda c: c < 3, lambda c: c + f(x[0]), 0.0)
-
-
 def in_cond(f, x):
     return jax.lax.cond(x.sum() > 0, lambda: f(x[0]), lambda: 0.0)
-
-
-def in_checkpoint(f, x):
-    return jax.checkpoint(lambda v: f(v))(x[0])
 
 
 def in_a_jit_in_a_scan(f, x):
@@ -149,9 +141,7 @@ def in_a_jit_in_a_scan(f, x):
 
 NESTS = {
     in_scan: "scan",
-    in_while: "while_loop",
     in_cond: "cond",
-    in_checkpoint: "checkpoint",
     in_a_jit_in_a_scan: "scan",
 }
 
