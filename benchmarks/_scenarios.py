@@ -9,7 +9,7 @@ import numpy as np
 
 from controllers.policies.noise import noise_batch, noise_workers
 from controllers.policies.schedule import schedule
-from controllers.simulate import Cluster, Hooked, jitter, neighbors, noises, stages, stragglers, together, waves
+from controllers.simulate import Cluster, Hooked, jitter, neighbors, stages, stragglers, together, waves
 from controllers.simulate._scenarios import BATCH, Make, affine_times, cluster_of, named, speeds
 from controllers.timing._batch_time import BatchTime
 
@@ -98,7 +98,7 @@ def noisy(n, steps, rng):
 @named
 def random_stragglers(n, steps, rng):
     """Unpredictable stragglers: in 2 % of its steps, a worker takes up to eight times as long."""
-    return cluster_of(affine_times(rng, n, 0.1, 2.0), noise=noises([jitter(0.05), stragglers(0.02, 8.0)])), BATCH * n
+    return cluster_of(affine_times(rng, n, 0.1, 2.0), noise=together(jitter(0.05), stragglers(0.02, 8.0))), BATCH * n
 
 
 # --- workers and batches that change ----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def mixed(n, steps, rng):
     """Several of the above: knees, drift, a step change, stragglers, and a batch that doubles."""
     slope, knee = 1 / speeds(rng, n), 32 * 4 ** rng.random(n)
     trace = together(waves(0.2, steps / 2, rng.random(n)), stages({0: 1.0, steps // 3: _one(n, 2.5)}, n))
-    noise = noises([jitter(0.05), stragglers(0.005, 5.0)])
+    noise = together(jitter(0.05), stragglers(0.005, 5.0))
     batches = {0: 64 * n, steps // 2: 128 * n}
     times = BatchTime(slope, 0.2 * slope * knee, 1.2 * slope * knee)
     return cluster_of(times, trace, noise), 64 * n, (Hooked(schedule(batches), ()),)

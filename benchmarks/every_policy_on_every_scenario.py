@@ -15,42 +15,25 @@ import numpy as np
 from _measure import command_line, report
 
 import controllers as ctrl
-from controllers.predictors.arx import arx
-from controllers.predictors.base import memoryless, moving_average
-from controllers.published import lb_bsp, proportional
-from controllers.simulate import Hooked, Simulation, names, scenario, simulate
-from controllers.simulate._line_up import LINE_UP, MACHINE, SECONDS, Contender, hooked
+from controllers.published import arx, lb_bsp, memoryless, moving_average, proportional
+from controllers.simulate import LINE_UP, Hooked, Simulation, hooked, names, scenario, simulate
+from controllers.simulate._line_up import Contender
 
-LINE_UP.update(
-    {
-        "proportional-no-drop": Contender(
-            lambda: proportional(drop=None),
-            SECONDS,
-            1,
-            "the same, without learned upper bounds, which other load distorts",
-        ),
-        "proportional-published": Contender(
-            lambda: proportional(renormalize=False, drop=0.0),
-            SECONDS,
-            1,
-            "the same as printed: the global batch inflates",
-        ),
-        "lb_bsp-arx": Contender(lambda: lb_bsp(arx(), n_inputs=2), MACHINE, 1, "the same with our ARX and dead-band"),
-        "lb_bsp-average": Contender(
-            lambda: lb_bsp(moving_average(0.2), dead_band=0.0), SECONDS, 1, "the same with a moving average (0.2)"
-        ),
-        "lb_bsp-memoryless": Contender(
-            lambda: lb_bsp(memoryless(), dead_band=0.0), SECONDS, 1, "the same with the last speed measured"
-        ),
-    }
-)
+MORE = {
+    "proportional-no-drop": lambda: proportional(drop=None),  # learns no upper bounds, which other load distorts
+    "proportional-published": lambda: proportional(renormalize=False, drop=0.0),  # the global batch inflates
+    "lb_bsp-arx": lambda: lb_bsp(arx(), n_inputs=2),
+    "lb_bsp-average": lambda: lb_bsp(moving_average(0.2), dead_band=0.0),
+    "lb_bsp-memoryless": lambda: lb_bsp(memoryless(), dead_band=0.0),
+}
+LINE_UP.update({name: Contender(make, "") for name, make in MORE.items()})
 
 WORKERS = 8
 FIRST_SEED = 7000  # lower ones were looked at while the constants of the model were chosen
 INFLATES = "proportional-published"
 SPLITS = [name for name, contender in LINE_UP.items() if contender.adapts == "split"]
 PUBLISHED = [name for name in SPLITS if name not in ("equal", "balance", "lb_bsp-arx", INFLATES)]
-BLIND = [name for name in PUBLISHED if "cpu_available" not in LINE_UP[name].reads]
+BLIND = [name for name in PUBLISHED if "cpu_available" not in hooked(name).signals]
 SHORT = {
     "proportional-published": "prop.-published",
     "proportional-no-drop": "prop.-no-drop",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from adaptive.base.process.on_use import on_use
 
-from . import published as published
-from . import timing as timing
 from ._control import Control as Control
 from ._hook import hook as hook
 from ._policy import Policy as Policy
 
 if TYPE_CHECKING:
+    from . import published as published
+    from . import timing as timing
     from ._critical_batch import BatchBranch as BatchBranch
     from ._critical_batch import CriticalBatch as CriticalBatch
     from ._critical_batch import measure_critical_batch as measure_critical_batch
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = on_use(
     __name__,
     {
+        "published": ".",
+        "timing": ".",
         "BatchBranch": "._critical_batch",
         "CriticalBatch": "._critical_batch",
         "measure_critical_batch": "._critical_batch",

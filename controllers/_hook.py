@@ -49,58 +49,36 @@ def hook(
       Mai et al. 2019, "Taming hyperparameters in deep learning systems", Listing 1.
     """
     where = at(current_line())
-    handler: PolicyHandler | _FunctionHandler
     if isinstance(callback, Policy):
-        name, reads = name or callback.name, callback.reads
-        handler = PolicyHandler(callback, name, where)
+        policy, name = callback, name or callback.name
     elif callable(callback):
         name = name or _name_of(callback)
-        reads = _check_signature(callback, values, name, where)
-        handler = _FunctionHandler(callback, name, where)
+        policy = _of_function(callback, values, name, where)
     else:
         raise CollectiveError(
             f"hook(){where}: expected a function or a policy, got {callback!r}. hook() is not a decorator. Call it "
             f"in the driver, with the function and its values:  ctrl.hook(adapt_batch_size, noise, every={every!r})"
         )
-    every = _check_every(every, name, where)
+    number = whole(every)
+    if number is None or number < 1:
+        raise CollectiveError(f"hook {name!r}{where}: every= is a number of steps, 1 or more; got {every!r}.")
+    handler = PolicyHandler(policy, name, where, every_step=policy is callback)
     try:
-        graph_hook(name, handler, values, every=every, value_names=reads)
+        graph_hook(name, handler, values, every=number, value_names=policy.reads)
     except (TypeError, NotAnArrayError) as error:
         raise CollectiveError(f"hook {name!r}{where}: values must be pytrees of numbers: {error}") from error
 
 
-class _FunctionHandler:
-    """A plain function behind a hook. It keeps no state and sees due steps only."""
-
-    every_step = False
-
-    def __init__(self, fn: Callable[..., Any], name: str, where: str) -> None:
-        self._fn, self._name, self._where = fn, name, where
-
-    def init(self, n_workers: int) -> tuple[()]:
-        del n_workers
-        return ()
-
-    def __call__(self, observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
-        control = Control(observation, self._name, self._where)
-        try:
-            self._fn(control, *observation.values)
-        except Exception as error:
-            _add_note(error, self._name, self._where, observation)
-            raise
-        return control.close(), state
-
-
 class PolicyHandler:
-    """A policy behind a hook. Its decisions pass the same checks as those of a function."""
+    """A policy behind a hook: see `Handler`. Its decisions pass the same checks as those of a function.
 
-    every_step = True
+    Args:
+      every_step: False for a function, which sees due steps only, and whose requests are checked already.
+    """
 
-    def __init__(self, policy: Policy, name: str, where: str) -> None:
-        self._policy, self._name, self._where = policy, name, where
-
-    def init(self, n_workers: int) -> Any:
-        return self._policy.init(n_workers)
+    def __init__(self, policy: Policy, name: str, where: str, *, every_step: bool = True) -> None:
+        self._policy, self._name, self._where, self.every_step = policy, name, where, every_step
+        self.init, self.rests_until, self.why = policy.init, policy.rests_until, policy.why
 
     def check(self, values: tuple[Any, ...], n_workers: int) -> None:
         """Check that the policy can read the values: see `Handler`.
@@ -108,28 +86,20 @@ class PolicyHandler:
         Raises:
           DriverError: it cannot.
         """
-        if self._policy.check is None:
-            return
         try:
             self._policy.check(values, n_workers, self._policy.name)
         except (DriverError, ValueError) as error:
             raise DriverError(f"hook {self._name!r}{self._where}: {error}") from None
 
-    def rests_until(self, state: Any) -> int:
-        """Return the number of the first step at which the policy can decide again: see `Handler`."""
-        return 0 if self._policy.rests_until is None else self._policy.rests_until(state)
-
-    def why(self, observation: Observation, state: Any) -> str:
-        """Return why the policy asked for nothing: see `Handler`."""
-        return "" if self._policy.why is None else self._policy.why(observation, state)
-
     def __call__(self, observation: Observation, state: Any) -> tuple[Decision | None, Any]:
         try:
             decision, state = self._policy.update(observation, state)
-            return self._checked(decision, observation) if observation.due else None, state
+            if self.every_step:
+                decision = self._checked(decision, observation) if observation.due else None
         except Exception as error:
-            _add_note(error, self._name, self._where, observation)
+            error.add_note(f"In hook {self._name!r}{self._where}, after step {observation.step}.")
             raise
+        return decision, state
 
     def _checked(self, decision: Decision | None, observation: Observation) -> Decision | None:
         if decision is None:
@@ -145,24 +115,24 @@ class PolicyHandler:
         return control.close(decision.notes)
 
 
-def _add_note(error: Exception, name: str, where: str, observation: Observation) -> None:
-    error.add_note(f"In hook {name!r}{where}, after step {observation.step}.")
-
-
 def _name_of(fn: Callable[..., Any]) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _check_every(every: int, name: str, where: str) -> int:
-    number = whole(every)
-    if number is None or number < 1:
-        raise CollectiveError(f"hook {name!r}{where}: every= is a number of steps, 1 or more; got {every!r}.")
-    return number
+def _of_function(fn: Callable[..., Any], values: tuple[Any, ...], name: str, where: str) -> Policy:
+    """Return a policy whose decisions are a function's requests."""
+
+    def update(observation: Observation, state: tuple[()]) -> tuple[Decision | None, tuple[()]]:
+        control = Control(observation, name, where)
+        fn(control, *observation.values)
+        return control.close(), state
+
+    return Policy(lambda n_workers: (), update, name, _names_of_values(fn, values, name, where))
 
 
-def _check_signature(fn: Any, values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
+def _names_of_values(fn: Callable[..., Any], values: tuple[Any, ...], name: str, where: str) -> tuple[str, ...]:
     """Return the names of the function's parameters for the values."""
     try:
         signature = inspect.signature(fn)

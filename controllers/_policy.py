@@ -43,18 +43,11 @@ class Policy(NamedTuple):
     update: UpdateFn
     name: str = "policy"
     reads: tuple[str, ...] = ()
-    check: CheckFn | None = None
-    rests_until: Callable[[PolicyState], int] | None = None
-    why: Callable[[Observation, PolicyState], str] | None = None
+    check: CheckFn = lambda values, n_workers, name: None
+    rests_until: Callable[[PolicyState], int] = lambda state: 0
+    why: Callable[[Observation, PolicyState], str] = lambda observation, state: ""
 
 
-def stateless(
-    decide: Callable[[Observation], Decision | None],
-    name: str,
-    reads: tuple[str, ...] = (),
-    check: CheckFn | None = None,
-) -> Policy:
-    """Return a policy without memory, which looks at due steps only."""
-    return Policy(
-        lambda n_workers: (), lambda seen, state: (decide(seen) if seen.due else None, state), name, reads, check
-    )
+def stateless(decide: Callable[[Observation], Decision | None], name: str, **others: Any) -> Policy:
+    """Return a policy without memory, which looks at due steps only. `others`: fields of `Policy`."""
+    return Policy(lambda n_workers: (), lambda seen, state: (decide(seen) if seen.due else None, state), name, **others)

@@ -180,7 +180,7 @@ def _re_exports(node: ast.stmt) -> bool:
 def _typed_on_use(tree: ast.Module) -> tuple[dict[str, str], dict[str, str]]:
     """The names that a door imports on use, with their modules: as type checkers read them, and as it imports them."""
     imports_ = [s for node in tree.body if isinstance(node, ast.If) for s in node.body if isinstance(s, ast.ImportFrom)]
-    typed = {alias.name: f"{'.' * s.level}{s.module}" for s in imports_ for alias in s.names}
+    typed = {alias.name: f"{'.' * s.level}{s.module or ''}" for s in imports_ for alias in s.names}
     calls = [n.value for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
     return typed, {name: module for call in calls for name, module in ast.literal_eval(call.args[1]).items()}
 

@@ -24,11 +24,12 @@ from adaptive.base.decision import Decision, Observation
 from controllers._policy import Policy
 from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
+from controllers.timing._efficiency import efficiency
 from controllers.timing._time_model import TimeModel
 from controllers.timing.exchange import Exchange
 from controllers.timing.seconds import active_of, shape_of
 
-from .noise import Bounds, check_noise, check_workers, efficiency, read_noise, round_batch, within, within_growth
+from .noise import Bounds, check_noise, check_workers, read_noise, round_batch, within, within_growth
 
 CANDIDATES = 25  # batches that one decision compares, for each number of workers
 MOST_NUMBERS = 12  # numbers of workers that one decision compares
@@ -154,7 +155,7 @@ def _policy(rule: _Rule) -> Policy:
         return GoodputState(TimeModel.init(n_workers), Exchange.init())
 
     def update(observation: Observation, state: GoodputState) -> tuple[Decision | None, GoodputState]:
-        noise, seconds = read_noise(observation, rule.name), np.asarray(observation.values[1], np.float64)
+        noise, seconds = read_noise(observation.values[0]), np.asarray(observation.values[1], np.float64)
         iteration = float(np.fmax.reduce(np.ravel(observation.values[2])))  # free worker slots have none
         sizes, active = np.asarray(observation.previous_batch_sizes), active_of(observation)
         times, exchange = state.times.observe(sizes, seconds), _observed(state.exchange, sizes, seconds, iteration)

@@ -63,7 +63,7 @@ def noise_batch(
         raise ValueError(f"noise_batch: 1 <= min_batch <= max_batch must hold; got {min_batch} and {max_batch}.")
 
     def decide(observation: Observation) -> Decision | None:
-        noise, current = read_noise(observation, "noise_batch"), observation.global_batch
+        noise, current = read_noise(observation.values[0]), observation.global_batch
         if not noise.known:
             return None
         target = between(current, noise, factor, confident=confident)
@@ -77,7 +77,7 @@ def noise_batch(
             return None
         return Decision(global_batch=batch, notes=(f"batch {current} to {batch}: {noise.said}",))
 
-    return stateless(decide, "noise_batch", ("noise_scale",), check_noise)
+    return stateless(decide, "noise_batch", reads=("noise_scale",), check=check_noise)
 
 
 def noise_workers(
@@ -126,7 +126,7 @@ def noise_workers(
     check_workers("noise_workers", min_workers, max_workers)
 
     def decide(observation: Observation) -> Decision | None:
-        noise = read_noise(observation, "noise_workers")
+        noise = read_noise(observation.values[0])
         if not noise.known:
             return None
         there, current = len(observation.members), observation.target_workers
@@ -145,7 +145,7 @@ def noise_workers(
         note = f"workers {current} to {n}, batch {batch}: {noise.said}"
         return Decision(global_batch=batch, workers=n, notes=(note,))
 
-    return stateless(decide, "noise_workers", ("noise_scale",), check_noise)
+    return stateless(decide, "noise_workers", reads=("noise_scale",), check=check_noise)
 
 
 # --- noise scales -----------------------------------------------------------------------------------------------------
@@ -169,25 +169,15 @@ class Bounds(NamedTuple):
         return f"the noise scale is {self.scale:.4g} ({self.lower:.4g} to {self.upper:.4g})"
 
 
-def read_noise(observation: Observation, policy: str) -> Bounds:
-    """Return the hook's first value as a noise scale."""
-    return as_noise(observation.values[0] if observation.values else None, policy)
-
-
-def as_noise(value: Any, policy: str) -> Bounds:
+def read_noise(value: Any) -> Bounds:
     """Return a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, which is its own bounds.
 
     Not known while the object's `signal` is not positive: its scale is then only a lower bound.
     """
-    try:
-        if hasattr(value, "scale"):
-            if not float(getattr(value, "signal", 1.0)) > 0:
-                return Bounds(math.nan, math.nan, math.nan)
-            scale = float(value.scale)
-            return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
-        return Bounds(*[float(value)] * 3)
-    except (TypeError, ValueError):
-        raise _no_noise(value, policy) from None
+    if not float(getattr(value, "signal", 1.0)) > 0:
+        return Bounds(math.nan, math.nan, math.nan)
+    scale = float(getattr(value, "scale", value))
+    return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
 
 
 def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
@@ -196,29 +186,12 @@ def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
     value = values[0] if values else None
     numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
     if value is None or any(math.prod(shape_of(x)) != 1 or isinstance(x, tuple | list | dict) for x in numbers):
-        raise _no_noise(value, policy)
-
-
-def _no_noise(value: Any, policy: str) -> DriverError:
-    got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
-    return DriverError(
-        f"{policy} reads a noise scale; it received {'nothing' if value is None else got}. Write:\n"
-        f"    noise = mon.noise_scale(grads, avg_grads)\n"
-        f"    ctrl.hook(ctrl.{policy}(), noise)"
-    )
-
-
-def efficiency(noise_scale: float, batch: float, base: float = 1.0) -> float:
-    """Return the statistical efficiency of a batch size: an example's contribution, relative to a batch of size `base`.
-
-        (noise + base) / (noise + batch)
-
-    References:
-      McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", eq. 2.7; Qiao et al. 2021, "Pollux", eq. 6.
-    """
-    if math.isinf(noise_scale):
-        return 1.0
-    return (noise_scale + base) / (noise_scale + batch)
+        got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
+        raise DriverError(
+            f"{policy} reads a noise scale; it received {'nothing' if value is None else got}. Write:\n"
+            f"    noise = mon.noise_scale(grads, avg_grads)\n"
+            f"    ctrl.hook(ctrl.{policy}(), noise)"
+        )
 
 
 def round_batch(target: float, multiple: int, least: int, most: int) -> int:

@@ -77,5 +77,5 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
         now, then = (stay * (total / stay.sum()) / speeds).max(), (np.asarray(sizes)[active] / speeds).max()
         return Decision(shares=tuple(map(float, sizes))) if now - then > dead_band * now else None
 
-    reads = ("seconds", "cpu_available", "memory_available")
+    reads = ("seconds", "cpu_available", "memory_available")[: 1 + n_inputs]
     return Policy(init, update, "lb_bsp", reads, partial(check_times, n_inputs=n_inputs))

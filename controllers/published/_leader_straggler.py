@@ -104,4 +104,5 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         sizes[straggler] -= moved
         return Decision(shares=tuple(map(float, sizes))), state._replace(pair=np.array([leader, straggler]))
 
-    return Policy(init, update, "leader_straggler", ("seconds", "memory_available"), check_times)
+    reads = ("seconds", "memory_available")[: 1 + (min_free_bytes > 0)]
+    return Policy(init, update, "leader_straggler", reads, check_times)

@@ -67,4 +67,4 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
                 f"    ctrl.hook(ctrl.published.static_proportional(), comm.all_gather(ctrl.published.cores()))"
             )
 
-    return stateless(decide, "static_proportional", ("capacities",), check)
+    return stateless(decide, "static_proportional", reads=("capacities",), check=check)

@@ -15,7 +15,6 @@ from ._cluster import Cluster as Cluster
 from ._cluster import by_step as by_step
 from ._cluster import jitter as jitter
 from ._cluster import neighbors as neighbors
-from ._cluster import noises as noises
 from ._cluster import stages as stages
 from ._cluster import stragglers as stragglers
 from ._cluster import together as together

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +18,8 @@ Trace = Callable[[int, float], np.ndarray]
 
 Noise = Callable[[np.random.Generator, int, int], np.ndarray]
 """`noise(rng, steps, n) -> shape=(steps, n)`: unpredictable factors of the step times."""
+
+F = TypeVar("F", bound=Callable[..., np.ndarray])
 
 
 @dataclass(frozen=True)
@@ -111,16 +115,9 @@ def neighbors(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: Arra
     return lambda step, clock: np.where((clock / every + offset) % 1.0 < share, slow, 1.0)
 
 
-def together(*traces: Trace) -> Trace:
-    """Return the product of several traces."""
-
-    def trace(step: int, clock: float) -> np.ndarray:
-        product = traces[0](step, clock)
-        for other in traces[1:]:
-            product = product * other(step, clock)
-        return product
-
-    return trace
+def together(*parts: F) -> F:
+    """Return the product of several traces, or of several noises."""
+    return cast("F", lambda *args: math.prod(part(*args) for part in parts))
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
@@ -141,8 +138,3 @@ def stragglers(rate: float, factor: float) -> Noise:
         return np.where(hit, factor ** rng.random((steps, n)), 1.0)
 
     return noise
-
-
-def noises(parts: Sequence[Noise]) -> Noise:
-    """Return the product of several noises."""
-    return lambda rng, steps, n: np.prod([part(rng, steps, n) for part in parts], axis=0)

@@ -40,27 +40,21 @@ A policy is
   MODULE:FUNCTION    yours: a function without arguments that makes a
                      controllers.Policy
 
-Values that --reads can name: {", ".join(SIGNALS)}
+Values that its reads= can name, by default seconds:
+{", ".join(SIGNALS)}
 """
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _FILE = click.Path(path_type=Path)
 
 
-def _policy_options(default: str) -> Callable[[Callable], Callable]:
-    """Return a decorator that adds the options --policy and --reads to a command."""
-
-    def add(command: Callable) -> Callable:
-        text = f"A policy to compare; may be repeated. Default: {default}."
-        command = click.option("--reads", metavar="VALUES", help="Values that MODULE:FUNCTION policies read, "
-            "separated by commas. Default: seconds.")(command)  # fmt: skip
-        return click.option("--policy", "policies", multiple=True, metavar="POLICY", help=text)(command)
-
-    return add
+def _policy_option(default: str) -> Callable[[Callable], Callable]:
+    text = f"A policy to compare; may be repeated. Default: {default}."
+    return click.option("--policy", "policies", multiple=True, metavar="POLICY", help=text)
 
 
 @click.command("simulate", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
-@_policy_options(", ".join(SIMULATED))
+@_policy_option(", ".join(SIMULATED))
 @click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="Number of workers.")
 @click.option("--steps", type=click.IntRange(2), default=600, show_default=True, help="Number of steps.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random numbers.")
@@ -69,7 +63,6 @@ def _policy_options(default: str) -> Callable[[Callable], Callable]:
 def simulate(
     scenarios: Sequence[str],
     policies: Sequence[str],
-    reads: str | None,
     workers: int,
     steps: int,
     seed: int,
@@ -94,7 +87,7 @@ def simulate(
     if png and (len(scenarios) > 1 or scenarios[0] == "all"):
         raise click.UsageError("--png takes one scenario")
     with _complaints():
-        compared = _hooks(policies or SIMULATED, reads)
+        compared = {name: hooked(name) for name in policies or SIMULATED}
         for number, name in enumerate(_scenarios.names() if list(scenarios) == ["all"] else scenarios):
             case = scenario(name, workers, steps, seed)
             runs = compare(case, compared, steps, seed)
@@ -107,14 +100,12 @@ def simulate(
 
 @click.command("replay", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("trace", type=_FILE)
-@_policy_options(f"{', '.join(REPLAYED)}; with --exact {', '.join(EXACT)}")
+@_policy_option(f"{', '.join(REPLAYED)}; with --exact {', '.join(EXACT)}")
 @click.option("--run", "number", type=int, default=-1, metavar="N", help="Index of the run, if TRACE has several. "
     "Default: the last.")  # fmt: skip
 @click.option("--exact", metavar="HOOK", help="Run the policies on the recorded values of HOOK; list decisions.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
-def replay(
-    trace: Path, policies: Sequence[str], reads: str | None, number: int, exact: str | None, png: Path | None
-) -> None:
+def replay(trace: Path, policies: Sequence[str], number: int, exact: str | None, png: Path | None) -> None:
     """Compare policies on a run that was recorded by `program.run(record=TRACE)`.
 
     \b
@@ -125,10 +116,11 @@ def replay(
         raise click.UsageError("--exact lists decisions, and cannot be plotted with --png")
     with _complaints():
         recording = read_trace(trace, number)
+        compared = {name: hooked(name) for name in policies or (EXACT if exact else REPLAYED)}
         if exact:
-            click.echo(_decisions(recording, exact, _hooks(policies or EXACT, reads), reads))
+            click.echo(_decisions(recording, exact, compared))
         else:
-            _compared_with_what_was(recording, trace, _hooks(policies or REPLAYED, reads), png)
+            _compared_with_what_was(recording, trace, compared, png)
 
 
 @contextmanager
@@ -150,8 +142,8 @@ def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[st
     batches = fitted.global_batch
     case = Scenario(trace.name, "", fitted.cluster, int(batches[0]), (_followed(batches),))
     for name, hook in policies.items():
-        for read in () if callable(hook.reads) else hook.reads:
-            if read not in _known(fitted.cluster):
+        for read in hook.policy.reads:
+            if read in SIGNALS and read not in _known(fitted.cluster):
                 raise TraceError(
                     f"{name} reads {read}, which this trace does not determine for other sizes. Omit the policy, or "
                     f"run it on the recorded values of a hook that received {read}:  --exact HOOK"
@@ -173,18 +165,16 @@ def _known(cluster: Cluster) -> list[str]:
     return ["seconds", "iteration_seconds", "capacities", *(name for name, trace in seen.items() if trace)]
 
 
-def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked], reads: str | None) -> str:
+def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked]) -> str:
     """Format policies' decisions on the recorded values of a hook, beside the recorded decisions, as a table."""
     recorded = [(step.step, step.decision) for step in recording.steps if step.decision]
     lines = [("step", "policy", "workers", "global batch", "shares")]
     lines += [(str(step), "as recorded", *_asked(decision)) for step, decision in recorded]
     for name, hook in policies.items():
+        reads = [read for read in hook.policy.reads if read in SIGNALS]
         every = hook.every if "@" in name else None
-        given = hook.reads if not callable(hook.reads) and (":" not in name or reads) else None
-        lines += [
-            (str(step), name, *_asked(decision))
-            for step, decision in shown(hook.policy, recording, exact, given, every)
-        ]
+        asked = shown(hook.policy, recording, exact, reads or None, every)
+        lines += [(str(step), name, *_asked(decision)) for step, decision in asked]
     lines[1:] = sorted(lines[1:], key=lambda line: int(line[0]))
     return aligned(lines)
 
@@ -209,14 +199,6 @@ def _as_recorded(recording: Recording, cluster: Cluster) -> Simulation:
         return None if same else Decision(int(then.sum()), tuple(map(float, then)))
 
     return simulated([Hooked(stateless(decide, "as recorded"), ())], cluster, sizes[0].tolist(), len(sizes))
-
-
-# --- policies, text ---------------------------------------------------------------------------------------------------
-
-
-def _hooks(names: Sequence[str], reads: str | None) -> dict[str, Hooked]:
-    given = reads.split(",") if reads else None
-    return {name: hooked(name, given if ":" in name else None) for name in names}
 
 
 def _listing() -> str:

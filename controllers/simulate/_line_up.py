@@ -1,9 +1,9 @@
-"""The named policies of `adaptive simulate`, with the values that they read and how often they decide."""
+"""The named policies of `adaptive simulate`, with how often they decide."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from controllers._policy import Policy, stateless
@@ -17,19 +17,15 @@ from controllers.published._leader_straggler import leader_straggler
 from controllers.published._proportional import proportional
 from controllers.published._static import static_proportional
 
-from ._simulation import SIGNALS, Hooked
-
-SECONDS = ("seconds",)
-MACHINE = ("seconds", "cpu_available", "memory_available")
+from ._simulation import Hooked
 
 
 class Contender(NamedTuple):
     """A policy to compare."""
 
     make: Callable[[], Policy]
-    reads: tuple[str, ...]
-    every: int
     about: str
+    every: int = 1
     adapts: str = "split"  # what it changes: "split", "batch", "workers", or "members" (which workers take part)
 
 
@@ -39,92 +35,56 @@ def equal() -> Policy:
 
 
 LINE_UP = {
-    "equal": Contender(equal, (), 1, "the initial split: equal sizes"),
-    "balance": Contender(balance, SECONDS, 1, "ours: piecewise-linear times and an exact allocator"),
-    "static": Contender(static_proportional, ("capacities",), 1, "Tyagi & Sharma, open loop: by data-sheet speeds"),
-    "proportional": Contender(
-        proportional, SECONDS, 1, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"
-    ),
-    "leader_straggler": Contender(leader_straggler, SECONDS, 1, "LB-BSP on accelerators: a few examples at a time"),
+    "equal": Contender(equal, "the initial split: equal sizes"),
+    "balance": Contender(balance, "ours: piecewise-linear times and an exact allocator"),
+    "static": Contender(static_proportional, "Tyagi & Sharma, open loop: by data-sheet speeds"),
+    "proportional": Contender(proportional, "Tyagi & Sharma, closed loop, global batch kept; DBS and DLB are alike"),
+    "leader_straggler": Contender(leader_straggler, "LB-BSP on accelerators: a few examples at a time"),
     "lb_bsp": Contender(
-        lambda: lb_bsp(narx(), n_inputs=2, dead_band=0.0),
-        MACHINE,
-        1,
-        "LB-BSP on processors: by speeds that NARX predicts",
+        lambda: lb_bsp(narx(), n_inputs=2, dead_band=0.0), "LB-BSP on processors: by speeds that NARX predicts"
     ),
-    "noise_batch": Contender(
-        noise_batch, ("noise_scale",), 20, "global batch by the noise scale (KungFu's rule)", "batch"
-    ),
-    "goodput_batch": Contender(
-        goodput_batch,
-        ("noise_scale", "seconds", "iteration_seconds"),
-        20,
-        "global batch by goodput (Pollux)",
-        "batch",
-    ),
+    "noise_batch": Contender(noise_batch, "global batch by the noise scale (KungFu's rule)", 20, "batch"),
+    "goodput_batch": Contender(goodput_batch, "global batch by goodput (Pollux)", 20, "batch"),
     "noise_workers": Contender(
         lambda: noise_workers(128),
-        ("noise_scale",),
-        20,
         "number of workers by the noise scale (KungFu's Listing 1), 128 examples each",
+        20,
         "workers",
     ),
     "goodput_workers": Contender(
-        goodput_workers,
-        ("noise_scale", "seconds", "iteration_seconds"),
-        20,
-        "number of workers and global batch by goodput (Pollux)",
-        "workers",
+        goodput_workers, "number of workers and global batch by goodput (Pollux)", 20, "workers"
     ),
     "mitigate_slow_workers": Contender(
-        mitigate_slow_workers,
-        SECONDS,
-        1,
-        "balance, and swaps of slow workers with the reserve (Falcon)",
-        "members",
+        mitigate_slow_workers, "balance, and swaps of slow workers with the reserve (Falcon)", 1, "members"
     ),
 }
 
 
-def hooked(name: str, reads: Sequence[str] | None = None) -> Hooked:
+def hooked(name: str) -> Hooked:
     """Return the hook for a policy given as `name`, `name@every` or `module:factory@every`.
 
     Args:
-      name: a name from `LINE_UP`, or the module and name of a function without arguments that returns a `Policy`.
-      reads: names of the values that the policy reads; by default those in `LINE_UP`, and the seconds for others.
+      name: a name from `LINE_UP`, or the module and name of a policy, or of a function without arguments that returns
+        one. Its `reads` name the values that it receives: see `Hooked`.
 
     Raises:
-      ValueError: there is no such policy or value, or the function does not return a policy.
+      ValueError: there is no such policy, or the function does not return one.
     """
     plain, _, number = name.partition("@")
     if number and not (number.isdigit() and int(number) > 0):
         raise ValueError(f"{name!r}: after @, give the interval between decisions, in steps: an integer of at least 1.")
+    every = int(number or 1)
     if plain in LINE_UP:
-        contender = LINE_UP[plain]
-        policy, default_reads, every = contender.make(), contender.reads, contender.every
-    elif ":" in plain:
-        policy, default_reads, every = imported(plain), SECONDS, 1
-    else:
+        return Hooked(LINE_UP[plain].make(), every=every if number else LINE_UP[plain].every)
+    if ":" not in plain:
         raise ValueError(f"no policy is called {plain!r}; known are {', '.join(LINE_UP)}. Or give module:factory.")
-    for signal in reads or ():
-        if signal not in SIGNALS:
-            raise ValueError(f"no value is called {signal!r}; known are {', '.join(SIGNALS)}.")
-    return Hooked(policy, default_reads if reads is None else tuple(reads), int(number) if number else every)
-
-
-def imported(path: str) -> Policy:
-    """Return a policy given as `module:name`, which names it or a function without arguments that makes it.
-
-    Raises:
-      ValueError: there is no such module or name, or it is not a policy and does not make one.
-    """
     try:
-        found: Any = pkgutil.resolve_name(path)
+        found: Any = pkgutil.resolve_name(plain)
         made = found() if callable(found) else found
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{path}: {error}. Is it on the path? (PYTHONPATH=.)") from error
+        raise ValueError(f"{plain}: {error}. Is it on the path? (PYTHONPATH=.)") from error
     except TypeError as error:
-        raise ValueError(f"{path}: {error}. It must take no arguments.") from error
+        raise ValueError(f"{plain}: {error}. It must take no arguments.") from error
     if not isinstance(made, Policy):
-        raise ValueError(f"{path}: expected a controllers.Policy, or a function that makes one; got {made!r}.")
-    return made
+        raise ValueError(f"{plain}: expected a controllers.Policy, or a function that makes one; got {made!r}.")
+    return Hooked(made, every=every)

@@ -14,7 +14,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits, Observation
 from adaptive.base.errors import RecordError
 from adaptive.extend import read_run
-from controllers.policies.noise import as_noise
+from controllers.policies.noise import read_noise
 
 _NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the path in the value
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
@@ -89,9 +89,9 @@ class Recording:
         found: dict[str, Any] = {}
         for root, fields in values.items():
             if fields.keys() >= _OF_NOISE:
-                found["noise_scale"] = as_noise(SimpleNamespace(**fields), name)
+                found["noise_scale"] = read_noise(SimpleNamespace(**fields))
             elif root == "noise_scale" and fields.keys() == {""}:
-                found[root] = as_noise(fields[""], name)
+                found[root] = read_noise(fields[""])
             else:
                 found[root] = fields[""] if fields.keys() == {""} else fields
         return found

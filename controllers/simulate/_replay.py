@@ -50,8 +50,7 @@ def replay(
         if step.seen.joined:
             state = reset_slots(state, policy.init, recording.workers, step.seen.joined)
         values = _values(recording, hook, step, reads)
-        if policy.check is not None:
-            policy.check(values, recording.workers, policy.name)
+        policy.check(values, recording.workers, policy.name)
         observation = step.seen._replace(values=values, due=step.step % every == 0)
         decision, state = policy.update(observation, state)
         if observation.due and decision:

@@ -19,16 +19,16 @@ from adaptive.graph.plan import HookPlan
 from adaptive.operators.hooks import Hook
 from controllers._hook import PolicyHandler
 from controllers._policy import Policy
-from controllers.policies.noise import Bounds, efficiency
+from controllers.policies.noise import Bounds
 from controllers.timing._allocate import fill
 from controllers.timing._batch_time import BatchTime
+from controllers.timing._efficiency import efficiency
 
 from ._cluster import Cluster, Trace
 from ._workers import Workers
 
 EXAMPLES = 1_000_000  # in the data set, to count epochs
-SIGNALS = (*("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities"),)
-
+SIGNALS = ("seconds", "iteration_seconds", "cpu_available", "memory_available", "noise_scale", "capacities")
 
 Reader = Callable[[int, np.ndarray], tuple[Any, ...]]
 """`reader(step, seconds) -> values`: the policy's values after a step, from the seconds of the previous step."""
@@ -38,8 +38,14 @@ class Hooked(NamedTuple):
     """A policy and its values, as in `ctrl.hook(policy, *values, every=…)`."""
 
     policy: Policy
-    reads: tuple[str, ...] | Reader = ("seconds",)  # names from SIGNALS, or a function
+    reads: tuple[str, ...] | Reader | None = None  # names from SIGNALS, or a function; by default see `signals`
     every: int = 1
+
+    @property
+    def signals(self) -> tuple[str, ...] | Reader:
+        """What the policy reads: `reads`; by default those of `Policy.reads` that are in SIGNALS, or the seconds."""
+        named = tuple(name for name in self.policy.reads if name in SIGNALS)
+        return (named or SIGNALS[:1]) if self.reads is None else self.reads
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ def simulate(
     simulated. As in a program, a policy receives the seconds of the previous step.
 
     Args:
-      policy: one policy, which reads the workers' seconds; or several with what they read, in the driver's order.
+      policy: one policy; or several with what they read, in the driver's order.
       times: the cluster; or a function `times(step, sizes) -> seconds`, shape=(n,).
       sizes: examples per worker in the first step; or their sum, split equally.
       steps: number of steps.
@@ -174,7 +180,7 @@ def simulate(
       jitter: relative standard deviation of the times, in addition to the cluster's noise.
       seed: of all random numbers, which do not depend on the policy.
       limits: by default the cluster's; for a function, at least one example per worker, without an upper bound.
-      values: `values(step, seconds)`: the policy's values, instead of the seconds.
+      values: `values(step, seconds)`: the policy's values, instead of those that it names: see `Hooked`.
 
     Returns:
       Sizes, seconds and decisions of all steps, and the best possible ones.
@@ -191,7 +197,7 @@ def simulate(
     n = cluster.workers
     if isinstance(sizes, Sequence) and len(sizes) != n:
         raise ValueError(f"simulate: {len(sizes)} initial sizes for {n} workers.")
-    hooks = [Hooked(policy, values or ("seconds",), every)] if isinstance(policy, Policy) else list(policy)
+    hooks = [Hooked(policy, values, every)] if isinstance(policy, Policy) else list(policy)
     draw = np.random.default_rng(seed)
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
     if cluster.noise:
@@ -273,7 +279,7 @@ class _Run:
         sizes = self._sizes
         ran = sizes.current, sizes.previous
         self._consumed += sum(sizes.current)
-        values = [self._read(hook.reads, step) for hook in self._hooks]
+        values = [self._read(hook.signals, step) for hook in self._hooks]
         if self._states is None:
             plans = [_plan(*pair, len(ran[0])) for pair in zip(self._hooks, values, strict=True)]
             self._states = Hooks(plans, len(ran[0]), self._membership)

@@ -15,7 +15,7 @@ def on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
     Args:
       package: `__name__` of the package.
-      modules: maps each name to the module that defines it, relative to the package.
+      modules: maps each name to the module that defines it, relative to the package; "." for a module of this name.
 
     Returns:
       The functions that Python calls for missing names (PEP 562) and for `dir()`.
@@ -24,7 +24,8 @@ def on_use(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(modules[name], package), name)
+        module = modules[name]
+        value = import_module(f".{name}", package) if module == "." else getattr(import_module(module, package), name)
         setattr(sys.modules[package], name, value)  # the next access does not call this function
         return value
 

@@ -9,7 +9,6 @@ import pytest
 
 import controllers as ctrl
 from adaptive.base.errors import DriverError
-from controllers.policies.noise import efficiency
 from controllers.simulate import Cluster, Hooked, jitter, simulate
 from controllers.timing._allocate import fill
 from tests.controllers.observations import observe
@@ -33,7 +32,7 @@ def goodput(cluster, n, batch):
     times = ctrl.timing.BatchTime(*(np.broadcast_to(part, 8)[:n] for part in cluster.times))
     sizes = fill(batch, times, np.ones(n, np.int64), np.full(n, 10**4))
     seconds = float(times(sizes).max()) + cluster.overhead_of(n)
-    return batch / seconds * efficiency(cluster.noise_scale(0), batch)
+    return batch / seconds * ctrl.timing.efficiency(cluster.noise_scale(0), batch)
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ def test_impossible_settings_are_refused(wrong):
 
 def test_values_that_are_no_noise_scale_are_refused():
     with pytest.raises(DriverError, match=r"ctrl.noise_workers\(\)"):
-        asked(ctrl.noise_workers(8), np.ones(3))
+        ctrl.noise_workers(8).check((np.ones(3),), 2, "noise_workers")
 
 
 @given(

@@ -81,12 +81,12 @@ def test_policies_of_the_user(tmp_path, monkeypatch):
         "import controllers as ctrl\n"
         "def make():\n"
         "    return ctrl.published.static_proportional()\n"
-        "ready = ctrl.balance()\n"
+        "ready = ctrl.Policy(lambda n: (), lambda seen, state: (None, state))\n"
         "nothing = 5\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     small = ("drift", "--steps", "20", "--workers", "4", "--policy")
-    table = rows(run(*small, "mine:make@5", "--policy", "mine:ready", "--reads", "capacities"))
+    table = rows(run(*small, "mine:make@5", "--policy", "mine:ready"))
     assert table["mine:make@5"][3] == "1"
     assert "mine:ready" in table
     assert "No module named 'yours'" in refused(*small, "yours:make")
