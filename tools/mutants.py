@@ -1,19 +1,16 @@
-"""Measure how well the tests protect: change the code at random places, run the tests that reach each, list survivors.
+"""Measure how well the tests protect: change the code at random places, run the module's tests, list survivors.
 
     make mutants                                    # 100 mutants of seed 0
-    make mutants ARGS="--count 20 --seed 7 --only 'adaptive/graph/*'"
+    make mutants ARGS="--count 20 --seed 7 --only 'adaptive/graph/*' --suite"
 
 Cosmic Ray's operators change one place of one file: a comparison, a condition, a number, an exception, a decorator.
 Each file is as likely as it is long, each place in it as any other, and so is each change there. Changes of annotations
-and of `strict=` are not counted. The tests that execute the changed line run in a copy of the work tree, those of the
-module's own test files first and then the cheapest, until one fails or `--seconds` have passed.
+and of `strict=` are not counted. The module's own test file, or the folder of tests beside it, runs in a copy of the
+work tree until a test fails or `--seconds` have passed. What survives may be caught elsewhere: with `--suite` the whole
+suite runs on it.
 
-coverage.py records which tests execute each line, once, into `--map`; this takes longer than the test suite. If a file
-has changed since, all tests that execute any of it run; delete the folder to record anew. With `--near` nothing is
-recorded: the module's own test file runs, or the folder of tests beside it; what survives may be caught elsewhere.
-
-Verdicts: "caught"; "survived" all tests of the line; "out of time"; "no tests" execute the line; "failing": a test of
-the line fails without the change, too.
+Verdicts: "caught"; "survived" these tests; "out of time"; "no tests" of the module; "failing": the test fails without
+the change, too.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from __future__ import annotations
 import argparse
 import ast
 import fnmatch
-import json
 import os
 import random
 import re
@@ -29,24 +25,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.language import PACKAGES, files  # noqa: E402
+from tests.language import files  # noqa: E402
 
-TEST, TIMES = "MUTANTS_TEST", "MUTANTS_TIMES"  # variables of the environment: the running test; a file for seconds
-IGNORED = ("tests/docs", "tests/benchmarks", "tests/examples", "tests/test_house.py", "tests/test_language.py")
+SUITE = ("tests", "--ignore=tests/docs", "--ignore=tests/benchmarks", "--ignore=tests/examples")
+SUITE_SECONDS = 3600  # for the whole suite
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-pno:cacheprovider", "-m", "not long")
 
 
@@ -118,9 +111,6 @@ def copy_of_work_tree(folder: Path) -> Path:
     return folder
 
 
-# --- which tests execute a line ---------------------------------------------------------------------------------------
-
-
 def near(file: str) -> str:
     """Return the test file of a module, or the folder in which it would be."""
     path = Path("tests", Path(file).parent, f"test_{Path(file).stem.strip('_')}.py")
@@ -129,65 +119,10 @@ def near(file: str) -> str:
     return path.as_posix()
 
 
-def record(folder: Path, jobs: int, tests: list[str]) -> None:
-    """Run the tests in a copy of the work tree under coverage.py, and record each under its name."""
-    tree = copy_of_work_tree(folder / "tree")
-    settings = f"[run]\nsource = {','.join(PACKAGES)}\nparallel = true\nsigterm = true\npatch = subprocess, _exit\n"
-    (tree / ".coveragerc").write_text(f"{settings}context = ${{{TEST}-}}\ndata_file = {folder / 'data'}\n")
-    environ = {
-        **os.environ,
-        "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "TESTS_ANY_COST": "1",
-    }
-    environ[TIMES] = str(folder / "seconds.jsonl")
-    coverage = [sys.executable, "-m", "coverage"]
-    more = ["-ptools.mutants", "-n", str(jobs), *(f"--ignore={path}" for path in IGNORED), *tests]
-    subprocess.run([*coverage, "run", *PYTEST[1:], *more], cwd=tree, env=environ, check=False)
-    subprocess.run([*coverage, "combine", "-q"], cwd=tree, env=environ, check=True)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """While tests are recorded: what follows belongs to this test, also in the processes that it starts."""
-    from coverage import Coverage
-
-    os.environ[TEST], measuring, began = item.nodeid, Coverage.current(), time.process_time()
-    if measuring is not None:
-        measuring.switch_context(item.nodeid)
-    try:
-        return (yield)
-    finally:
-        with open(os.environ[TIMES], "a") as file:
-            print(json.dumps([item.nodeid, time.process_time() - began]), file=file)
-
-
-class Records:
-    """The tests that execute a line, those of the module's own test files and the cheapest first."""
-
-    def __init__(self, folder: Path):
-        from coverage import CoverageData
-
-        self._tree, self._data = folder / "tree", CoverageData(str(folder / "data"))
-        self._data.read()
-        rows = (folder / "seconds.jsonl").read_text().splitlines()
-        self._seconds: dict[str, float] = dict(map(json.loads, rows))
-
-    def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests to run. Lines that an import executes belong to all tests of the file."""
-        by_line = self._data.contexts_by_lineno(str(self._tree / mutant.file))
-        same = (self._tree / mutant.file).read_text() == (ROOT / mutant.file).read_text()
-        found = set(by_line.get(mutant.line, ())) if same else {""}
-        if "" in found:
-            found = set().union(*by_line.values())
-        own = near(mutant.file)
-        there = [test for test in found if test in self._seconds]
-        return sorted(there, key=lambda test: (not test.startswith(own), self._seconds[test]))
-
-
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def judge(mutant: Mutant, tests: list[str], tree: Path, seconds: float) -> tuple[str, str]:
+def judge(mutant: Mutant, tests: Sequence[str], tree: Path, seconds: float) -> tuple[str, str]:
     """Return the verdict on a mutant, and the test that has failed.
 
     Args:
@@ -210,7 +145,7 @@ _VERDICTS = {0: "survived", 5: "no tests", None: "out of time"}  # by pytest's e
 
 
 def _run(tree: Path, tests: tuple[str, ...], seconds: float) -> tuple[int | None, str]:
-    """Return pytest's exit code, None if the time is over, and the name of the test that has failed."""
+    """Return pytest's exit code, 5 without tests and None if the time is over; and the test that has failed."""
     if not tests:
         return 5, ""
     environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "TESTS_ANY_COST": "1"}
@@ -240,18 +175,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="*", help="files to draw from, as a pattern")
     parser.add_argument("--seconds", type=float, default=120, help="for a mutant")
-    parser.add_argument("--map", type=Path, default=ROOT / "build" / "mutants", help="which tests execute what")
-    parser.add_argument("--tests", nargs="*", default=[], help="what to record, instead of all tests")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
-    parser.add_argument("--near", action="store_true", help="run the module's own tests, without records")
+    parser.add_argument("--suite", action="store_true", help="run all tests on what survives those of its module")
     args = parser.parse_args()
     drawn_from = [f for f in files() if fnmatch.fnmatch(f, args.only) and not f.endswith("__.py")]
     mutants = draw(drawn_from, args.count, args.seed)
-    folder = args.map.resolve()
-    if not args.near and not folder.exists():
-        print("Recording which tests execute each line, once ...", flush=True)
-        record(folder, args.jobs, args.tests)
-    records = None if args.near else Records(folder)
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as copies, ThreadPoolExecutor(args.jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
@@ -259,10 +187,12 @@ def main() -> None:
             trees.put(copy_of_work_tree(Path(copies, str(number))))
 
         def judged(mutant: Mutant) -> tuple[Mutant, tuple[str, str]]:
-            tests = [near(mutant.file)] if records is None else records.tests(mutant)
             tree = trees.get()
             try:
-                return mutant, judge(mutant, tests, tree, args.seconds)
+                verdict = judge(mutant, [near(mutant.file)], tree, args.seconds)
+                if args.suite and verdict[0] in ("survived", "no tests"):
+                    verdict = judge(mutant, SUITE, tree, SUITE_SECONDS)
+                return mutant, verdict
             finally:
                 trees.put(tree)
 
