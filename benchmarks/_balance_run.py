@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _examples import ConvNet
 from _measure import contention, pin
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from _models import ConvNet
+from _training import driver_of
 
 EXAMPLES, BLOCK = 32768, 20
 
@@ -87,24 +86,21 @@ def main(model: str, milliseconds: float, rounds: int, busy: bool, file: str) ->
     def loss_fn(params, batch):
         return (net.apply(params, batch["x"]) ** 2).mean()
 
-    def equal(state, batch):
-        params, opt_state = state
-        grads = comm.all_reduce(jax.grad(loss_fn)(params, batch))
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        seconds = comm.all_gather(mon.compute_seconds())
-        return (optax.apply_updates(params, updates), opt_state), {"seconds": seconds}
+    def equal(grads, avg_grads):
+        return {"seconds": comm.all_gather(mon.compute_seconds())}
 
-    def balanced(state, batch):
-        state, metrics = equal(state, batch)
+    def balanced(grads, avg_grads):
+        metrics = equal(grads, avg_grads)
         ctrl.hook(ctrl.balance(), metrics["seconds"], every=10)
-        return state, metrics
+        return metrics
 
     local = ranks.bcast(_examples_of(milliseconds, jax.grad(loss_fn), params, data["x"]) if ranks.rank == 0 else None)
     found: dict[str, list] = {"balanced": [], "equal": [], "computed": [], "sizes": [], "hooks": []}
     with comm.world() as world:
+        state = params, optimizer.init(params)
         programs = {
-            name: ad.Program(driver, (params, optimizer.init(params)), data, global_batch=2 * local, world=world)
-            for name, driver in (("balanced", balanced), ("equal", equal))
+            name: ad.Program(driver_of(loss_fn, optimizer, more), state, data, global_batch=2 * local, world=world)
+            for name, more in (("balanced", balanced), ("equal", equal))
         }
         for program in programs.values():
             program.warm_up()

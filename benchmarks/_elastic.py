@@ -79,6 +79,7 @@ def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -
     import jax.numpy as jnp
     import numpy as np
     import optax
+    from _training import driver_of
 
     import adaptive as ad
     import collectives as comm
@@ -96,20 +97,18 @@ def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -
             x = jax.nn.relu(x @ weights)
         return optax.softmax_cross_entropy_with_integer_labels(x @ params[-1], batch["label"]).mean()
 
-    def driver(state, batch):
-        loss, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-        avg_grads = comm.all_reduce(grads)
-        noise = mon.noise_scale(grads, avg_grads)
+    def monitors(grads, avg_grads):
         ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
-        updates, opt_state = optimizer.update(avg_grads, state["opt_state"], state["params"])
-        params = optax.apply_updates(state["params"], updates)
-        return {**state, "params": params, "opt_state": opt_state}, {
-            "loss": comm.all_reduce(loss),
-            "noise": noise.scale,
-        }
+        return {"noise": mon.noise_scale(grads, avg_grads).scale}
+
+    step = driver_of(loss_fn, optimizer, monitors)
+
+    def driver(state, batch):
+        trained, metrics = step(state[:2], batch)
+        return (*trained, state[2]), metrics
 
     rest = [jnp.zeros(1 << 20, jnp.float32) for _ in range(mebibytes // 4)]
-    state = {"params": params, "opt_state": optimizer.init(params), "rest": rest}
+    state = params, optimizer.init(params), rest
     return ad.Program(driver, state, data, world=world, global_batch=workers * LOCAL_BATCH, **options)
 
 

@@ -8,13 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from _timed_models import N_EXAMPLES as N_EXAMPLES
-from _timed_models import OPTIMIZER as OPTIMIZER
-from _timed_models import Model as Model
-from _timed_models import conv_net as conv_net
-from _timed_models import large_matrices as large_matrices
-from _timed_models import models as models
-from _timed_models import perceptron as perceptron
+from _timed_models import N_EXAMPLES, OPTIMIZER, Model
+from _training import driver_of
 from jax.flatten_util import ravel_pytree
 from mpi4py import MPI
 
@@ -76,17 +71,11 @@ class ByHand:
 def program(model: Model, world: Any, *, monitored: bool) -> ad.Program:
     """Return the same training step as a warm program, with or without the noise scale and balancing."""
 
-    def driver(state, batch):
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
-        avg_grads = comm.all_reduce(grads)
-        metrics = {"loss": comm.all_reduce(loss)}
-        if monitored:
-            metrics["noise"] = mon.noise_scale(grads, avg_grads).scale
-            ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
-        updates, opt_state = OPTIMIZER.update(avg_grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), metrics
+    def monitors(grads: Any, avg_grads: Any) -> dict[str, Any]:
+        ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()), every=10)
+        return {"noise": mon.noise_scale(grads, avg_grads).scale}
 
+    driver = driver_of(model.loss_fn, OPTIMIZER, *([monitors] if monitored else []))
     state = (model.params, OPTIMIZER.init(model.params))
     # The same microbatches as by hand: one per batch, and of that size. Balancing works, but has no room to move, since
     # what is to be seen is what its work costs, and not what other sizes do.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +61,18 @@ def alternate(
             if r >= 0:
                 seconds[name][r] = elapsed
     return seconds
+
+
+def slowest(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, np.ndarray]:
+    """Time several calls in turn on all MPI ranks, and return the seconds of the slowest rank, round by round."""
+    from mpi4py import MPI
+
+    def with_barrier(call: Callable[[], Any]) -> None:
+        call()
+        MPI.COMM_WORLD.Barrier()  # so the next starts on all ranks at once
+
+    own = alternate({name: partial(with_barrier, call) for name, call in calls.items()}, rounds)
+    return {name: np.max(MPI.COMM_WORLD.allgather(seconds), axis=0) for name, seconds in own.items()}
 
 
 class Spread(NamedTuple):

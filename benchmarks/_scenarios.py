@@ -9,7 +9,7 @@ import numpy as np
 
 from controllers.policies.noise import noise_batch, noise_workers
 from controllers.policies.schedule import schedule
-from controllers.simulate import Cluster, Hooked, jitter, neighbors, stages, stragglers, together, waves
+from controllers.simulate import Cluster, Hooked, Simulation, jitter, neighbors, stages, stragglers, together, waves
 from controllers.simulate._scenarios import BATCH, Make, affine_times, cluster_of, named, speeds
 from controllers.timing._batch_time import BatchTime
 
@@ -19,6 +19,11 @@ LBB = BatchTime(  # milliseconds of one Tesla M40, two GTX 1070s and a GTX 750, 
 HL_STAGES = ("HL1", "HL2", "HL4", "HL8", "HL8", "HL4", "HL2", "HL1")
 HL_CORES = {"HL1": (12, 12, 12, 12), "HL2": (12, 12, 8, 16), "HL4": (9, 9, 6, 24), "HL8": (6, 6, 4, 32)}
 H_LEVELS = {"h1": (13, 13, 13), "h2": (9, 12, 18), "h4": (3, 5, 12), "h6": (4, 11, 24), "h10": (2, 17, 20)}
+
+
+def over(sim: Simulation, steps: slice = slice(None)) -> float:
+    """Return the seconds of steps over those of the best splits of the same batches, with the same noise."""
+    return float(sim.step_seconds[steps].sum() / sim.ideal_seconds[steps].sum())
 
 
 # --- constant speeds --------------------------------------------------------------------------------------------------

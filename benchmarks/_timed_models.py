@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -54,33 +52,40 @@ def empty(local_batch: int) -> Model:
 
 def conv_net(name: str, local_batch: int) -> Model:
     """Return the conv net of the examples: 78 thousand parameters in 8 leaves, the largest of 216 kB."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-    from _models import ConvNet  # imports flax
+    from _examples import ConvNet  # imports flax
 
-    net, rng = ConvNet(10), np.random.default_rng(0)
-    data = {
-        "image": rng.random((N_EXAMPLES, 8, 8, 1), np.float32),
-        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
-    }
+    net = ConvNet(10)
+    data = _labeled(np.random.default_rng(0), 8, 8, 1)
     params = jax.jit(net.init)(jax.random.key(0), data["image"][:1])
-    return Model(name, params, _cross_entropy_of(net.apply), data, local_batch)
+    return Model(name, params, cross_entropy(net.apply), data, local_batch)
 
 
 def perceptron(name: str, local_batch: int) -> Model:
     """Return two layers of 256 over 256 inputs: 134 thousand parameters in 6 leaves."""
+    return _dense_layers(name, local_batch, [256, 256, 256, 10], jnp.tanh)
+
+
+def large_matrices(name: str, local_batch: int) -> Model:
+    """Return three layers of 512 x 512: 0.8 million parameters, most of them in leaves of 1 MiB."""
+    return _dense_layers(name, local_batch, [512, 512, 512, 512, 10], jax.nn.relu)
+
+
+def _dense_layers(name: str, local_batch: int, widths: list[int], activation: Callable) -> Model:
     rng = np.random.default_rng(0)
-    data = {
-        "image": rng.random((N_EXAMPLES, 256), np.float32),
-        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
-    }
-    params = [_dense(rng, *shape) for shape in ((256, 256), (256, 256), (256, 10))]
+    data = _labeled(rng, widths[0])
+    params = [_dense(rng, *shape) for shape in itertools.pairwise(widths)]
 
     def apply(params, x):
         for layer in params[:-1]:
-            x = jnp.tanh(x @ layer["w"] + layer["b"])
+            x = activation(x @ layer["w"] + layer["b"])
         return x @ params[-1]["w"] + params[-1]["b"]
 
-    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+    return Model(name, params, cross_entropy(apply), data, local_batch)
+
+
+def _labeled(rng: np.random.Generator, *shape: int) -> dict[str, np.ndarray]:
+    labels = {"label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32)}
+    return {"image": rng.random((N_EXAMPLES, *shape), np.float32)} | labels
 
 
 def _dense(rng: np.random.Generator, n_in: int, n_out: int) -> dict[str, jax.Array]:
@@ -125,16 +130,13 @@ def attention(name: str, local_batch: int) -> Model:
             x = x + dense(layer["down"], jax.nn.gelu(dense(layer["up"], normal(x, layer["scale"][1]))))
         return dense(params["head"], x)
 
-    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+    return Model(name, params, cross_entropy(apply), data, local_batch)
 
 
 def recurrent(name: str, local_batch: int) -> Model:
     """Return a gated recurrent unit of width 96 over 48 steps, in a scan: 43 thousand parameters in 5 leaves."""
     rng, width, length, features = np.random.default_rng(0), 96, 48, 32
-    data = {
-        "image": rng.random((N_EXAMPLES, length, features), np.float32),
-        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
-    }
+    data = _labeled(rng, length, features)
     params = {"gates": _dense(rng, features + width, 3 * width)["w"], "bias": jnp.zeros(3 * width)}
     params |= {"head": _dense(rng, width, 10), "candidate": _dense(rng, width, width)["w"]}
 
@@ -148,28 +150,7 @@ def recurrent(name: str, local_batch: int) -> Model:
         h, _ = jax.lax.scan(step, jnp.zeros((x.shape[0], width)), x.swapaxes(0, 1))
         return h @ params["head"]["w"] + params["head"]["b"]
 
-    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
-
-
-def large_matrices(name: str, local_batch: int) -> Model:
-    """Return three layers of 512 x 512: 0.8 million parameters, most of them in leaves of 1 MiB."""
-    rng, width = np.random.default_rng(0), 512
-    data = {
-        "image": rng.random((N_EXAMPLES, width), np.float32),
-        "label": rng.integers(0, 10, N_EXAMPLES).astype(np.int32),
-    }
-    widths = [width, width, width, width, 10]
-    params = [
-        {"w": jnp.asarray(rng.normal(size=(i, o)) / np.sqrt(i), jnp.float32), "b": jnp.zeros(o)}
-        for i, o in itertools.pairwise(widths)
-    ]
-
-    def apply(params, x):
-        for layer in params[:-1]:
-            x = jax.nn.relu(x @ layer["w"] + layer["b"])
-        return x @ params[-1]["w"] + params[-1]["b"]
-
-    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+    return Model(name, params, cross_entropy(apply), data, local_batch)
 
 
 def transformer(
@@ -206,11 +187,13 @@ def transformer(
             x = x + jax.nn.gelu(normalized(x, layer["scale"][1]) @ layer["up"]) @ layer["down"]
         return (x @ half["embedding"].T).astype(jnp.float32)
 
-    return Model(name, params, _cross_entropy_of(apply), data, local_batch)
+    return Model(name, params, cross_entropy(apply), data, local_batch)
 
 
-def _cross_entropy_of(apply: Callable) -> Callable:
-    def loss_fn(params, batch):
+def cross_entropy(apply: Callable[..., jax.Array]) -> Callable[[Any, Any], jax.Array]:
+    """Return the mean loss of a classifier: `apply(params, images)` are its logits."""
+
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
         logits = apply(params, batch["image"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 

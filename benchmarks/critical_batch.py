@@ -10,9 +10,7 @@ monitors have at that step: over microbatches, over examples, and in the metric 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import _language_model as language
@@ -20,16 +18,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+from _examples import ConvNet, load
 from _measure import command_line, report
+from _timed_models import cross_entropy
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from _data import load
-from _models import ConvNet
 
 FACTORS, B2, LARGE_EPS, SEEDS = (1, 4, 16), 0.99, 1e-4, 3
 NAMES = {
@@ -57,8 +53,8 @@ class Task(NamedTuple):
 def digits() -> Task:
     """Return the examples' conv net on handwritten digits."""
     data = load("digits")
-    init, loss_fn = classifier(ConvNet(data.classes), data)
-    return Task("digits", init, loss_fn, data.train, data.test, 16, 1e-3, (20, 60, 150), 1024)
+    of_net = classifier(ConvNet(data.classes), data)
+    return Task("digits", *of_net, data.train, data.test, 16, 1e-3, (20, 60, 150), 1024)
 
 
 class NormalizedConvNet(nn.Module):
@@ -74,19 +70,14 @@ class NormalizedConvNet(nn.Module):
 def fashion() -> Task:
     """Return a small conv net on Fashion-MNIST."""
     data = load("fashion-mnist")
-    init, loss_fn = classifier(NormalizedConvNet(), data)
     test = {key: rows[:5000] for key, rows in data.test.items()}
-    return Task("Fashion-MNIST", init, loss_fn, data.train, test, 32, 1e-3, (60, 300, 1200), 8192)
+    of_net = classifier(NormalizedConvNet(), data)
+    return Task("Fashion-MNIST", *of_net, data.train, test, 32, 1e-3, (60, 300, 1200), 8192)
 
 
 def classifier(net: nn.Module, data: Any) -> tuple[Callable, Callable]:
     """Return a classifier's weights by seed, and its loss."""
-
-    def loss_fn(params: Any, batch: Any) -> jax.Array:
-        logits = net.apply(params, batch["image"])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-    return lambda seed: net.init(jax.random.key(seed), data.train["image"][:1]), loss_fn
+    return lambda seed: net.init(jax.random.key(seed), data.train["image"][:1]), cross_entropy(net.apply)
 
 
 def text() -> Task:

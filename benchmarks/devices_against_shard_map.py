@@ -28,8 +28,9 @@ from jax.sharding import PartitionSpec as P
 
 jax.config.update("jax_num_cpu_devices", 4)
 
-from _loops import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices, program  # noqa: E402
+from _loops import program  # noqa: E402
 from _measure import alternate, command_line, readable, report, summary  # noqa: E402
+from _timed_models import N_EXAMPLES, OPTIMIZER, Model, conv_net, large_matrices  # noqa: E402
 
 import adaptive as ad  # noqa: E402
 import collectives as comm  # noqa: E402

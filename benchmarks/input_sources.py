@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ def with_torch(source: Any, processes: int) -> tuple[Callable[[int], Any], Calla
         persistent_workers=True,
     )
 
-    def batches() -> Iterator[Any]:
+    def batches() -> Any:
         while True:
             for batch in loader:
                 yield {name: tensor.numpy() for name, tensor in batch.items()}

@@ -10,23 +10,21 @@ seed alternate every quarter of an epoch.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _examples import load
 from _measure import command_line, pin, report, table
+from _timed_models import cross_entropy
+from _training import driver_of
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from _data import load
 
 parser = command_line(__doc__)
 parser.add_argument("--data", choices=["fashion-mnist", "digits"], default="fashion-mnist")
@@ -59,12 +57,6 @@ NET = SmallConvNet(classes)
 OPTIMIZER = optax.sgd(args.learning_rate, momentum=0.9)
 
 
-def loss_fn(params, batch):
-    """Return the mean cross entropy."""
-    logits = NET.apply(params, batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
 def accuracy(state, batch):
     """Return the share of correct predictions."""
     return jnp.mean(NET.apply(state[0], batch["image"]).argmax(-1) == batch["label"])
@@ -73,16 +65,11 @@ def accuracy(state, batch):
 def driver_with(policy):
     """Return the training step, with a policy for the global batch or none."""
 
-    def driver(state, batch):
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        avg_grads = comm.all_reduce(grads)
-        if policy is not None:
-            ctrl.hook(policy, mon.noise_scale(grads, avg_grads), every=20)
-        updates, opt_state = OPTIMIZER.update(avg_grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
+    def adapting(grads, avg_grads):
+        ctrl.hook(policy, mon.noise_scale(grads, avg_grads), every=20)
+        return {}
 
-    return driver
+    return driver_of(cross_entropy(NET.apply), OPTIMIZER, *([adapting] if policy else []))
 
 
 def ways():

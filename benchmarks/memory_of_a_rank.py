@@ -19,61 +19,50 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from _hosts import job, tell
+from _measure import command_line, report
+
 CASES = ("by hand", "resizable=False", "resizable")
 LAYERS, LOCAL_BATCH, N_EXAMPLES, STEPS = 6, 16, 512, 12
 MIB = 1 << 20
-
-
-# --- one rank of one case ---------------------------------------------------------------------------------------------
+OPTIMIZER = optax.adam(1e-4)
 
 
 def initial_state(width: int) -> Any:
     """Return parameters and the optimizer's state as JAX arrays to which there is no other reference."""
-    import jax
-    import jax.numpy as jnp
-
     make = jax.jit(lambda key: jax.random.normal(key, (width, width), jnp.float32) / width**0.5)
     params = [make(key) for key in jax.random.split(jax.random.key(0), LAYERS)]
-    return params, optimizer().init(params)
+    return params, OPTIMIZER.init(params)
 
 
-def optimizer() -> Any:
-    import optax
-
-    return optax.adam(1e-4)
-
-
-def loss_fn(params: Any, batch: Any) -> Any:
-    import jax
-    import jax.numpy as jnp
-
+def loss_fn(params: Any, batch: Any) -> jax.Array:
     x = batch["x"]
     for w in params[:-1]:
         x = jax.nn.relu(x @ w)
     return jnp.mean((x @ params[-1] - batch["y"]) ** 2)
 
 
-def data(width: int) -> Any:
-    import numpy as np
-
+def examples(width: int) -> dict[str, np.ndarray]:
+    """Return the data set."""
     rng = np.random.default_rng(0)
     return {name: rng.normal(size=(N_EXAMPLES, width)).astype(np.float32) for name in ("x", "y")}
 
 
-def by_hand(width: int) -> tuple[Callable[[], float], Callable[[], int]]:
+def by_hand(width: int) -> tuple[Callable[[], float], int]:
     """Return a step of the hand-written loop, and the bytes that it holds in addition to JAX's arrays."""
-    import jax
-    import numpy as np
-    import optax
     from mpi4py import MPI
 
-    ranks, rows = MPI.COMM_WORLD, data(width)
+    ranks, rows = MPI.COMM_WORLD, examples(width)
     params, opt_state = initial_state(width)
     gradient = jax.jit(jax.value_and_grad(loss_fn))
 
     def new_state(params: Any, opt_state: Any, summed: Any) -> Any:
         grads = jax.tree.map(lambda g: g / ranks.size, summed)
-        updates, opt_state = optimizer().update(grads, opt_state, params)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     update = jax.jit(new_state, donate_argnums=(0, 1))
@@ -91,30 +80,20 @@ def by_hand(width: int) -> tuple[Callable[[], float], Callable[[], int]]:
         jax.block_until_ready(params)  # before `received` is written again
         return float(loss)
 
-    return step, lambda: sum(buffer.nbytes for buffer in received)
+    return step, sum(buffer.nbytes for buffer in received)
 
 
-def as_driver(width: int, world: Any, *, resizable: bool) -> Any:
+def as_driver(width: int, *, resizable: bool) -> Any:
     """Return the same step as a program."""
-    import jax
-    import optax
+    from _training import driver_of  # what the loop by hand does not need takes memory, too
 
     import adaptive as ad
     import collectives as comm
 
-    def driver(state: Any, batch: Any) -> Any:
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        updates, opt_state = optimizer().update(comm.all_reduce(grads), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
-
+    world = comm.world().__enter__()
+    sizes = {"global_batch": LOCAL_BATCH * world.size, "resizable": resizable}
     return ad.Program(
-        driver,
-        lambda: initial_state(width),
-        data(width),
-        global_batch=LOCAL_BATCH * world.size,
-        world=world,
-        resizable=resizable,
+        driver_of(loss_fn, OPTIMIZER), lambda: initial_state(width), examples(width), world=world, **sizes
     )
 
 
@@ -127,82 +106,54 @@ def resident() -> tuple[float, float]:
 
 def rank(case: str, mib: int) -> None:
     """Run one case; rank 0 tells the memory, the mean over ranks."""
-    import jax
     from mpi4py import MPI
 
-    import collectives as comm
-
-    width = round((mib * MIB / 4 / LAYERS) ** 0.5)
-    marks: dict[str, float] = {}
-
-    def measure(step: Callable[[], object], beside: Callable[[], int]) -> None:
-        found = []
-        for _ in range(STEPS):
-            step()
-            found.append(resident()[0])
-        gc.collect()
-        now, peak = sum(found) / len(found), resident()[1]
-        live = sum(a.nbytes for a in jax.live_arrays()) + beside()
-        MPI.COMM_WORLD.Barrier()
-        marks.update(steady=now, peak=peak, live=live / (4 * LAYERS * width**2))
-
+    width, beside = round((mib * MIB / 4 / LAYERS) ** 0.5), 0
+    step: Callable[[], Any]
     if case == "by hand":
         step, beside = by_hand(width)
-        for _ in range(STEPS):
-            step()
-        measure(step, beside)
     else:
-        with comm.world() as world:
-            program = as_driver(width, world, resizable=case == "resizable")
-            marks["built"] = resident()[1]
-            for _ in range(STEPS):
-                program.step()
-            program.warm_up()
-            measure(program.step, lambda: 0)
-            program.close()
+        program = as_driver(width, resizable=case == "resizable")
+        step = program.step
+    built = resident()[1]
+    for _ in range(STEPS):
+        step()
+    if case != "by hand":
+        program.warm_up()
+    found = []
+    for _ in range(STEPS):
+        step()
+        found.append(resident()[0])
+    gc.collect()
+    live = sum(a.nbytes for a in jax.live_arrays()) + beside
+    steady, peak = sum(found) / len(found), resident()[1]
+    marks = {"built": built, "steady": steady, "peak": peak, "live": live / (4 * LAYERS * width**2)}
     everyone = MPI.COMM_WORLD.gather(marks)
     if everyone is not None:
-        from _hosts import tell
-
         tell({name: sum(m[name] for m in everyone) / len(everyone) for name in marks})
 
 
-# --- all cases --------------------------------------------------------------------------------------------------------
-
-
 def main() -> None:
-    from _hosts import job
-    from _measure import command_line, report  # imports JAX, which the ranks do later
-
-    arguments = command_line(__doc__)
+    arguments = command_line(__doc__, rank=(None, "run the part of a rank, of this case"))
     arguments.add_argument("--mib", type=int, nargs="+", default=[96], help="of parameters")
-    arguments.add_argument("--only", nargs="+", default=CASES, help="cases")
-    arguments.add_argument("--rank", help="run the part of a rank, of this case")
     options = arguments.parse_args()
     if options.rank is not None:
         rank(options.rank, options.mib[0])
         return
     rows = []
     for mib in options.mib:
-        found = {case: job([__file__, "--rank", case, "--mib", str(mib)], 2) for case in options.only}
-        base = found.get("by hand")
+        found = {case: job([__file__, "--rank", case, "--mib", str(mib)], 2) for case in CASES}
         for case, marks in found.items():
             row = {"parameters": f"{mib} MiB", "case": case}
             for name in ("steady", "peak"):
                 row[name] = f"{marks[name]:,.0f} MiB"
-                row[f"{name}, of by hand"] = f"{marks[name] / base[name]:.2f}" if base else ""
-            row["peak of building"] = f"{marks['built']:,.0f} MiB" if "built" in marks else ""
-            row["live arrays"] = f"{marks['live']:.2f}"
-            rows.append(row)
-    report(
-        "Memory of a rank, beside a hand-written donated loop",
-        rows,
-        options.write,
-        [
-            f"Two ranks, means over them; {LAYERS} layers, Adam, {LOCAL_BATCH} examples a rank. Live arrays are "
-            "multiples of the parameters: five are parameters, Adam's two, gradient and what was received."
-        ],
-    )
+                row[f"{name}, of by hand"] = f"{marks[name] / found['by hand'][name]:.2f}"
+            rows.append(row | {"peak of building": f"{marks['built']:,.0f} MiB", "live arrays": f"{marks['live']:.2f}"})
+    notes = [
+        f"Two ranks, means over them; {LAYERS} layers, Adam, {LOCAL_BATCH} examples a rank. Live arrays are "
+        "multiples of the parameters: five are parameters, Adam's two, gradient and what was received."
+    ]
+    report("Memory of a rank, beside a hand-written donated loop", rows, options.write, notes)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from _loops import RANKS, ByHand, models, program
+from _loops import RANKS, ByHand, program
 from _measure import alternate, command_line, pin, readable, report, summary
+from _timed_models import models
 
 import collectives as comm
 

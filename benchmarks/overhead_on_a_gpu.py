@@ -18,24 +18,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import _timed_models as timed
 import jax
 import numpy as np
 import optax
 from _measure import alternate, command_line, readable, report, summary, table
-from _timed_models import (
-    OPTIMIZER,
-    Model,
-    attention,
-    conv_net,
-    empty,
-    large_matrices,
-    perceptron,
-    recurrent,
-    transformer,
-)
+from _timed_models import OPTIMIZER, Model
+from _training import driver_of
 
 import adaptive as ad
-import collectives as comm
 
 HAND, READ, OURS = "by hand", "by hand, each loss read", "ours"
 WAYS = (HAND, READ, OURS)
@@ -45,13 +36,13 @@ MIB = 1 << 20
 def models() -> dict[str, Callable[[], Model]]:
     """Return the timed models by name, with batches that occupy a GPU, and small ones."""
     return {
-        "empty": lambda: empty(8),
-        "perceptron": lambda: perceptron("perceptron", 256),
-        "conv net": lambda: conv_net("conv net", 2048),
-        "large matrices": lambda: large_matrices("large matrices", 2048),
-        "attention": lambda: attention("attention", 256),
-        "recurrent": lambda: recurrent("recurrent", 32),
-        "transformer": lambda: transformer("transformer", 16),
+        "empty": lambda: timed.empty(8),
+        "perceptron": lambda: timed.perceptron("perceptron", 256),
+        "conv net": lambda: timed.conv_net("conv net", 2048),
+        "large matrices": lambda: timed.large_matrices("large matrices", 2048),
+        "attention": lambda: timed.attention("attention", 256),
+        "recurrent": lambda: timed.recurrent("recurrent", 32),
+        "transformer": lambda: timed.transformer("transformer", 16),
     }
 
 
@@ -59,7 +50,9 @@ def steps_of(model: Model, way: str) -> Callable[[int], Any]:
     """Return a function that takes a number of steps in one of the ways, and returns the last loss."""
     state = (model.params, OPTIMIZER.init(model.params))
     if way == OURS:
-        return _program(model, state)
+        sizes = {"global_batch": model.local_batch, "deterministic": True, "resizable": False}
+        program = ad.Program(driver_of(model.loss_fn, OPTIMIZER), state, model.data, **sizes)
+        return lambda count: list(program.run(steps=count))[-1].metrics["loss"]
 
     def step(state: Any, batch: Any) -> Any:
         params, opt_state = state
@@ -81,18 +74,6 @@ def steps_of(model: Model, way: str) -> Callable[[int], Any]:
         return loss
 
     return steps
-
-
-def _program(model: Model, state: Any) -> Callable[[int], Any]:
-    def driver(state: Any, batch: Any) -> Any:
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
-        updates, opt_state = OPTIMIZER.update(comm.all_reduce(grads), opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
-
-    options = {"global_batch": model.local_batch, "deterministic": True, "resizable": False}
-    program = ad.Program(driver, state, model.data, **options)
-    return lambda count: list(program.run(steps=count))[-1].metrics["loss"]
 
 
 def times(model: Model, rounds: int, block: int) -> list[dict[str, object]]:
@@ -141,13 +122,14 @@ def peaks(name: str) -> list[dict[str, object]]:
 
 def main() -> None:
     """Measure and report."""
-    arguments = command_line(__doc__)
-    arguments.add_argument("--rounds", type=int, default=15)
-    arguments.add_argument("--block", type=int, default=30, help="steps that are timed together")
-    arguments.add_argument("--only", default="", help="models whose names hold this")
-    arguments.add_argument("--peak-of", choices=WAYS, help="print the memory of one way")
-    arguments.add_argument("--memory", default="transformer,large matrices", help="models whose memory is measured")
-    args = arguments.parse_args()
+    args = command_line(
+        __doc__,
+        rounds=15,
+        block=(30, "steps that are timed together"),
+        only=("", "models whose names contain this"),
+        peak_of=(None, "print the memory of one way"),
+        memory=("transformer,large matrices", "models whose memory is measured"),
+    ).parse_args()
     if args.peak_of:
         print(json.dumps(peak(args.only, args.peak_of)))
         return

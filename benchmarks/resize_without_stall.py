@@ -8,48 +8,31 @@ file of its own.
 """
 
 import os
-import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import optax
+from _examples import ConvNet
 from _measure import Spread, command_line, pin, readable, report
+from _timed_models import cross_entropy
+from _training import driver_of
 
 import adaptive as ad
-import collectives as comm
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from _models import ConvNet
 
 STEPS, FIRST = 12, 128
 NET = ConvNet(10)
 OPTIMIZER = optax.adam(1e-3)
+LOSS = cross_entropy(NET.apply)
 RNG = np.random.default_rng(0)
 DATA = {"image": RNG.random((8192, 8, 8, 1), np.float32), "label": RNG.integers(0, 10, 8192).astype(np.int32)}
 ODD_SIZES = RNG.permutation(np.setdiff1d(np.arange(33, 250), 2 ** np.arange(9))).tolist()
 
 
-def loss_fn(params, batch):
-    """Return the mean cross entropy."""
-    logits = NET.apply(params, batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
-def driver(state, batch):
-    """Take one training step."""
-    params, opt_state = state
-    loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-    grads = comm.all_reduce(grads)
-    updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
-
-
 @jax.jit
 def on_demand(params, opt_state, batch):
     """Take the same step, compiled when its batch has a new shape."""
-    updates, opt_state = OPTIMIZER.update(jax.grad(loss_fn)(params, batch), opt_state, params)
+    updates, opt_state = OPTIMIZER.update(jax.grad(LOSS)(params, batch), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
 
@@ -98,7 +81,7 @@ def main():
         pin(*sorted(os.sched_getaffinity(0))[:2])
     params = NET.init(jax.random.key(0), DATA["image"][:1])
     state = (params, OPTIMIZER.init(params))
-    program = ad.Program(driver, state, DATA, global_batch=FIRST)
+    program = ad.Program(driver_of(LOSS, OPTIMIZER), state, DATA, global_batch=FIRST)
     until_warm, behind, after = warming(program)
     program.rescale(global_batch=256)  # buckets are compiled up to the largest size
     program.step()

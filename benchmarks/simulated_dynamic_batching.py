@@ -4,7 +4,7 @@
 
 Dynamic batching (Tyagi & Sharma, ACSOS 2020) is simulated on the clusters of the paper: the gain over equal batches,
 compared with its bound and with the published gain; the number of adjustments from equal batches, with and without the
-dead-band; the effect of the formula as printed on the global batch; and a worker that is slow for any batch.
+dead-band; and the effect of the formula as printed on the global batch.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from _measure import command_line, middle, report, sizes_text, table
+from _measure import command_line, middle, report, table
+from _scenarios import over
 
 import controllers as ctrl
 from controllers._policy import Policy
 from controllers.published._proportional import proportional_step
-from controllers.simulate import Cluster, Hooked, Simulation, jitter, simulate
+from controllers.simulate import Cluster, Simulation, jitter, simulate
 from controllers.simulate._line_up import equal
 
 CLUSTERS = {  # capacities of the workers, and the gains in training time over equal batches that were published
@@ -39,12 +40,12 @@ def printed(dead_band: float = 0.05) -> Policy:
     return ctrl.published.proportional(dead_band=dead_band, renormalize=False, drop=None)
 
 
-POLICIES: dict[str, tuple[Callable[[], Policy], str]] = {  # what makes it, what it reads
-    "equal": (equal, "seconds"),
-    "static": (ctrl.published.static_proportional, "capacities"),
-    "as printed": (printed, "seconds"),
-    "proportional": (ctrl.published.proportional, "seconds"),
-    "balance": (ctrl.balance, "seconds"),
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "equal": equal,
+    "static": ctrl.published.static_proportional,
+    "as printed": printed,
+    "proportional": ctrl.published.proportional,
+    "balance": ctrl.balance,
 }
 
 
@@ -64,8 +65,7 @@ def cluster(capacities: tuple[float, ...], deviation: float = 0.0, fixed: float 
 
 def run(name: str, on: Cluster, steps: int = STEPS, seed: int = 0) -> Simulation:
     """Run a policy by name from equal batches; it decides at every step."""
-    make, reads = POLICIES[name]
-    return simulate([Hooked(make(), (reads,))], on, [EACH] * on.workers, steps, seed=seed)
+    return simulate(POLICIES[name](), on, [EACH] * on.workers, steps, seed=seed)
 
 
 # --- gains ------------------------------------------------------------------------------------------------------------
@@ -75,12 +75,6 @@ def gain(sim: Simulation, over: Simulation) -> float:
     """Return the ratio of times for the same number of examples."""
     examples = min(sim.global_batch.sum(), over.global_batch.sum())
     return over.seconds_to(examples) / sim.seconds_to(examples)
-
-
-def uneven_over_even(capacities: tuple[float, ...]) -> float:
-    """Return the ratio of the step on equal batches to that on the same number of equal cores."""
-    even = (float(np.mean(capacities)),) * len(capacities)
-    return float(run("equal", cluster(capacities), 2).step_seconds[0] / run("equal", cluster(even), 2).step_seconds[0])
 
 
 def gains(deviation: float = 0.05) -> list[dict[str, str]]:
@@ -142,58 +136,25 @@ def with_and_without_dead_band(steps: int = STEPS) -> list[dict[str, str]]:
     """Return rows of jitter and dead-band: changes in a run on (3, 5, 12) cores, and the final global batch."""
     rows = []
     for deviation in (0.02, 0.05, 0.1):
-        for name, make in (
-            ("as printed, dead-band 5 %", lambda: printed()),
-            ("as printed, none", lambda: printed(0.0)),
-            ("renormalized, dead-band 5 %", lambda: ctrl.published.proportional(drop=None)),
-            ("renormalized, none", lambda: ctrl.published.proportional(dead_band=0.0, drop=None)),
-            ("proportional: dead-band 5 %, learns bounds", lambda: ctrl.published.proportional()),
-            ("balance", lambda: ctrl.balance()),
+        for name, policy in (
+            ("as printed, dead-band 5 %", printed()),
+            ("as printed, none", printed(0.0)),
+            ("renormalized, dead-band 5 %", ctrl.published.proportional(drop=None)),
+            ("renormalized, none", ctrl.published.proportional(dead_band=0.0, drop=None)),
+            ("proportional: dead-band 5 %, learns bounds", ctrl.published.proportional()),
+            ("balance", ctrl.balance()),
         ):
-            sims = [simulate(make(), cluster(CORES, deviation), [EACH] * 3, steps, seed=seed) for seed in SEEDS]
+            sims = [simulate(policy, cluster(CORES, deviation), [EACH] * 3, steps, seed=seed) for seed in SEEDS]
             rows.append(
                 {
                     "controller": name,
                     "jitter": f"{100 * deviation:.0f} %",
                     f"changes in {steps} steps": middle([len(sim.changes) for sim in sims], 0),
                     "after step 50": middle([(sim.changes > 50).sum() for sim in sims], 0),
-                    "step / best, after step 50": middle([settled(sim) for sim in sims], 3),
+                    "step / best, after step 50": middle([over(sim, slice(50, None)) for sim in sims], 3),
                     "global batch / 192 at the end": middle([sim.global_batch[-1] / 192 for sim in sims], 2),
                 }
             )
-    return rows
-
-
-def settled(sim: Simulation, start: int = 50) -> float:
-    """Return the step time over that of the best split of the same batch, with the same noise."""
-    return float(sim.step_seconds[start:].sum() / sim.ideal_seconds[start:].sum())
-
-
-# --- a worker that is slow for any batch ------------------------------------------------------------------------------
-
-FLAT = Cluster(ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), np.zeros(4), np.array([20.0, 0, 0, 0])))
-
-
-def flat(policy: Policy, steps: int = 200) -> Simulation:
-    """Simulate a worker 0 that takes 20 s up to 400 examples; the others take 0.1 s per example. All start with 100."""
-    return simulate(policy, FLAT, [100] * 4, steps, every=10)
-
-
-def flat_rows() -> list[dict[str, str]]:
-    """Return rows with the batch of the flat worker, and with the step."""
-    rows = []
-    for name, policy in (("proportional", ctrl.published.proportional()), ("balance", ctrl.balance())):
-        sim = flat(policy)
-        tried = sim.sizes[[0, *sim.changes]]
-        rows.append(
-            {
-                "policy": name,
-                "batch of the flat worker": " → ".join(str(size) for size in tried[:, 0]),
-                "step, first": f"{sim.step_seconds[0]:.1f} s",
-                "step, last": f"{sim.step_seconds[-1]:.1f} s",
-                "the others at the end": sizes_text(tried[-1, 1:]),
-            }
-        )
     return rows
 
 
@@ -201,6 +162,7 @@ def main() -> None:
     """Measure and report."""
     args = command_line(__doc__).parse_args()
     sizes, grown = inflation()
+    uneven, even = (run("equal", cluster(cores), 2).step_seconds[0] for cores in ((11, 4, 24), (13, 13, 13)))
     ceiling = " and ".join(
         f"{name.split(':')[0]} ({bound(x):.2f})" for name, (x, _) in CLUSTERS.items() if name[:2] in ("H2", "CP")
     )
@@ -208,7 +170,7 @@ def main() -> None:
         f"Gains in examples per second over {STEPS} steps from equal batches, under 5 % jitter, {len(SEEDS)} seeds: "
         f"median (least – largest). `with 5 % fixed` is the exact split's gain where 5 % of a mean step do not depend "
         f"on the batch. Published gains above the bound: {ceiling}.",
-        f"With equal batches, 11, 4 and 24 cores take {uneven_over_even((11, 4, 24)):.2f} times as long as 13, 13 and "
+        f"With equal batches, 11, 4 and 24 cores take {uneven / even:.2f} times as long as 13, 13 and "
         "13; published: 3 times (ResNet-50, CNN), 2 times (linear regression).",
         "## Adjustments from equal batches, without noise",
         table(adjustments()),
@@ -219,8 +181,6 @@ def main() -> None:
         "A decision needs five steps at the sizes in force, so 600 steps have room for about 90 changes. The best "
         "split is best without noise: under jitter a slightly uneven one can be shorter, hence ratios below 1. As "
         "printed, a random change raises the global batch on average, and nothing but bounds lowers it again.",
-        "## A worker that takes 20 s for any batch",
-        table(flat_rows()),
     ]
     report("Dynamic batching, simulated", gains(), args.write, notes)
 

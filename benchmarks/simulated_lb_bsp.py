@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import command_line, middle, report, sizes_text, table
-from _scenarios import LBB
+from _scenarios import LBB, over
 
 import controllers as ctrl
 from controllers.simulate import Cluster, Simulation, jitter, simulate
@@ -31,12 +31,6 @@ SEEDS = range(5)
 def slowest(sizes: Any) -> float:
     """Return the milliseconds of the slowest worker."""
     return float(1e3 * TIMES(np.asarray(sizes)).max())
-
-
-def gaps(sizes: np.ndarray) -> np.ndarray:
-    """Return (max t - min t) / mean t of splits, without noise; shape=(steps,)."""
-    seconds = TIMES(sizes)
-    return (seconds.max(axis=1) - seconds.min(axis=1)) / seconds.mean(axis=1)
 
 
 # --- the exact split --------------------------------------------------------------------------------------------------
@@ -95,49 +89,35 @@ def stepping(step: int, deviation: float = 0.0, window: int = 1, steps: int = 20
     policy = ctrl.published.leader_straggler(step=step, window=window)
     cluster = Cluster(TIMES, noise=jitter(deviation) if deviation else None)
     sim = simulate(policy, cluster, EQUAL, steps, seed=seed)
-    below = np.flatnonzero(gaps(sim.sizes) < GAP)
+    seconds = TIMES(sim.sizes)
+    below = np.flatnonzero(np.ptp(seconds, axis=1) / seconds.mean(axis=1) < GAP)
     there = int(below[0]) if len(below) else -1
     until = int((sim.adjustments <= there).sum()) if there >= 0 else len(sim.adjustments)
-    worst = 1e3 * TIMES(sim.sizes[-steps // 4 :]).max()
+    worst = 1e3 * seconds[-steps // 4 :].max()
     return Stepping(until, there, len(sim.adjustments) - until, float(worst))
-
-
-NOISES = (("2 %", 0.02, 1), ("2 %", 0.02, 10), ("5 %", 0.05, 1), ("5 %", 0.05, 10))
 
 
 def first_steps() -> list[dict[str, str]]:
     """Return rows of first step sizes: without noise, compared with the rule's published counts, and with jitter."""
     rows = []
-    for step, known in FIRST_STEPS.items():
-        clean = stepping(step)
+    cases = [(step, 0.0, 1) for step in FIRST_STEPS]
+    cases += [(step, deviation, window) for step in (1, 5, 16) for deviation in (0.02, 0.05) for window in (1, 10)]
+    for step, deviation, window in cases:
+        runs = [stepping(step, deviation, window, seed=seed) for seed in (SEEDS if deviation else SEEDS[:1])]
+        reached = [run for run in runs if run.steps >= 0]
+        never = f", {len(runs) - len(reached)} of {len(runs)} never" if len(reached) < len(runs) else ""
         rows.append(
             {
                 "D at first": str(step),
-                "jitter": "none",
-                "window": "1",
-                "expected": str(known),
-                "adjustments to < 3 %": str(clean.adjustments),
-                "in steps": str(clean.steps),
-                "adjustments later": str(clean.later),
-                "slowest at the end": f"{clean.worst:.1f} ms",
+                "jitter": f"{deviation:.0%}" if deviation else "none",
+                "window": str(window),
+                "expected": "" if deviation else str(FIRST_STEPS[step]),
+                "adjustments to < 3 %": middle([r.adjustments for r in reached], 0) if reached else "never",
+                "in steps": (middle([r.steps for r in reached], 0) if reached else "") + never,
+                "adjustments later": middle([r.later for r in runs], 0),
+                "slowest at the end": middle([r.worst for r in runs], 1, " ms"),
             }
         )
-    for step in (1, 5, 16):
-        for text, deviation, window in NOISES:
-            runs = [stepping(step, deviation, window, seed=seed) for seed in SEEDS]
-            reached = [run for run in runs if run.steps >= 0]
-            rows.append(
-                {
-                    "D at first": str(step),
-                    "jitter": text,
-                    "window": str(window),
-                    "adjustments to < 3 %": middle([r.adjustments for r in reached], 0) if reached else "never",
-                    "in steps": (middle([r.steps for r in reached], 0) if reached else "")
-                    + (f", {len(runs) - len(reached)} of {len(runs)} never" if len(reached) < len(runs) else ""),
-                    "adjustments later": middle([r.later for r in runs], 0),
-                    "slowest at the end": middle([r.worst for r in runs], 1, " ms"),
-                }
-            )
     return rows
 
 
@@ -167,15 +147,10 @@ def policies(deviation: float = 0.02) -> list[dict[str, str]]:
         row = {"policy": name, "jitter": f"{100 * deviation:.0f} %"}
         row["adjustments"] = middle([len(sim.adjustments) for sim in runs], 0)
         for n in HORIZONS:
-            row[f"first {n} / ideal"] = middle([over(sim, n) for sim in runs])
+            row[f"first {n} / ideal"] = middle([over(sim, slice(n)) for sim in runs])
         row["sizes at the end"] = sizes_text(runs[0].sizes[-1])
         rows.append(row)
     return rows
-
-
-def over(sim: Simulation, steps: int) -> float:
-    """Return the time of the first steps over that of the best split in the same steps."""
-    return float(sim.step_seconds[:steps].sum() / sim.ideal_seconds[:steps].sum())
 
 
 def main() -> None:

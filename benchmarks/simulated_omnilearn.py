@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import command_line, middle, report, sizes_text, table
-from _scenarios import HL_CORES, HL_STAGES
+from _scenarios import HL_CORES, HL_STAGES, over
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
@@ -99,25 +99,10 @@ def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
     return replace(done, limits=case.cluster.limits)  # the best split has no bounds
 
 
-def over(sim: Simulation, steps: slice = slice(None)) -> float:
-    """Return the time per example over that of the best split, with the same noise."""
-    return float(sim.step_seconds[steps].sum() / sim.ideal_seconds[steps].sum())
-
-
-def bound(level: str) -> float:
-    """Return mean(X) / min(X)."""
-    return float(np.mean(HL_CORES[level]) / np.min(HL_CORES[level]))
-
-
 def gain(sim: Simulation, base: Simulation, steps: slice = slice(None)) -> float:
     """Return the examples per second over those of another run in the same steps."""
     rates = [s.global_batch[steps].sum() / s.step_seconds[steps].sum() for s in (sim, base)]
     return float(rates[0] / rates[1])
-
-
-def stages() -> list[slice]:
-    """Return the steps of each stage."""
-    return [slice(k * STAGE, (k + 1) * STAGE) for k in range(len(HL_STAGES))]
 
 
 def overall(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
@@ -138,9 +123,11 @@ def overall(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
 def by_stage(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
     """Return rows of stages: per policy the gain over equal batches, in the whole stage and at its end."""
     rows = []
-    for number, (level, steps) in enumerate(zip(HL_STAGES, stages(), strict=True)):
-        row = {"stage": f"{number + 1}: {level}", "mean(X) / min(X)": f"{bound(level):.2f}"}
-        row["exact split"] = middle([_gain_of_ideal(sim, steps) for sim in runs["equal"]])
+    for number, level in enumerate(HL_STAGES):
+        steps = slice(number * STAGE, (number + 1) * STAGE)
+        bound = np.mean(HL_CORES[level]) / np.min(HL_CORES[level])
+        row = {"stage": f"{number + 1}: {level}", "mean(X) / min(X)": f"{bound:.2f}"}
+        row["exact split"] = middle([over(sim, steps) for sim in runs["equal"]])
         for name in LISTED[1:]:
             row[name] = middle([gain(*pair, steps) for pair in zip(runs[name], runs["equal"], strict=True)])
         last = slice(steps.stop - EPOCH, steps.stop)
@@ -148,10 +135,6 @@ def by_stage(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:
             row[f"{name}, last epoch / ideal"] = middle([over(sim, last) for sim in runs[name]])
         rows.append(row)
     return rows
-
-
-def _gain_of_ideal(equal: Simulation, steps: slice) -> float:
-    return float(equal.step_seconds[steps].sum() / equal.ideal_seconds[steps].sum())
 
 
 def main() -> None:

@@ -13,9 +13,7 @@ same learning rate. Accuracy on held-out digits is that of `strategy.model`; for
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -23,18 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from _examples import load
 from _hosts import job, joined, tell
 from _measure import command_line, report
+from _timed_models import cross_entropy
 
 import adaptive as ad
 import collectives as comm
 import collectives.strategies as sync
 import controllers as ctrl
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-from _data import load
-
-WORKERS, LOCAL_STEPS, BLOCK = 4, 8, 2.0  # BLOCK: seconds
+WORKERS, LOCAL_STEPS, SIZE = 4, 8, 16  # SIZE: examples of a worker in an update
+BLOCK = 2.0  # seconds
 SGD = optax.sgd(0.05)
 STRATEGIES = {
     "synchronous": sync.synchronous(SGD),
@@ -62,11 +60,7 @@ class Net(nn.Module):
 
 TRAIN, TEST, CLASSES, _ = load("digits")
 NET = Net(CLASSES)
-
-
-def loss_fn(params: Any, batch: Any) -> jax.Array:
-    logits = NET.apply(params, batch["image"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+LOSS = jax.value_and_grad(cross_entropy(NET.apply))
 
 
 @jax.jit
@@ -82,19 +76,19 @@ def when_it_learns(control: Any, loss: float) -> None:
 class Run:
     """A program, and its progress in its seconds. Replicated on all ranks."""
 
-    def __init__(self, world: Any, name: str, seed: int, size: int):
+    def __init__(self, world: Any, name: str, seed: int):
         self.world, self.strategy = world, STRATEGIES[name]
         self.updates = LOCAL_STEPS if self.strategy.replica is None else 1  # in a step of the program
 
         def driver(state: Any, batch: Any) -> Any:
-            state, loss = self.strategy.step(state, jax.value_and_grad(loss_fn), batch)
+            state, loss = self.strategy.step(state, LOSS, batch)
             loss = comm.all_reduce(loss)
             if self.strategy.name == "hybrid":
                 ctrl.hook(when_it_learns, loss)
             return state, {"loss": loss}
 
         params = NET.init(jax.random.key(seed), TRAIN["image"][:1])
-        batch = WORKERS * size * self.updates
+        batch = WORKERS * SIZE * self.updates
         options = {"per_worker_state": self.strategy.per_worker_state, "world": world, "resizable": False, "seed": seed}
         self.program = ad.Program(driver, self.strategy.init(params), TRAIN, global_batch=batch, **options)
         self.program.warm_up()
@@ -115,12 +109,12 @@ class Run:
         self.curve.append((self.seconds, float(accuracy(model))))
 
 
-def rank(names: list[str], seconds: float, seeds: int, size: int) -> None:
-    """Run these strategies with each seed, on this rank."""
-    found: dict[str, list[Any]] = {name: [] for name in names}
+def rank(seconds: float, seeds: int) -> None:
+    """Run the strategies with each seed, on this rank."""
+    found: dict[str, list[Any]] = {name: [] for name in STRATEGIES}
     with comm.world() as world:
         for seed in range(seeds):
-            runs = {name: Run(world, name, seed, size) for name in names}
+            runs = {name: Run(world, name, seed) for name in STRATEGIES}
             for _ in range(round(seconds / BLOCK)):
                 for run in runs.values():
                     run.block(seconds)
@@ -153,19 +147,17 @@ def rows(found: dict[str, list[Any]], where: str, seconds: float) -> list[dict[s
 
 
 def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--rank", action="store_true")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of steps, of each strategy")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--size", type=int, default=16, help="examples of a worker in an update")
-    parser.add_argument("--only", nargs="+", default=list(STRATEGIES), help="synchronous, and others of the table")
-    parser.add_argument("--rate", default="100mbit", help="of the hosts' links, as tc reads it")
-    args = parser.parse_args()
+    args = command_line(
+        __doc__,
+        rank=False,
+        seconds=(8.0, "of steps, of each strategy"),
+        seeds=3,
+        rate=("100mbit", "of the hosts' links, as tc reads it"),
+    ).parse_args()
     if args.rank:
-        rank(args.only, args.seconds, args.seeds, args.size)
+        rank(args.seconds, args.seeds)
         return
-    own = ["--rank", "--seconds", str(args.seconds), "--seeds", str(args.seeds), "--size", str(args.size)]
-    own += ["--only", *args.only]
+    own = ["--rank", "--seconds", str(args.seconds), "--seeds", str(args.seeds)]
     with tempfile.TemporaryDirectory() as cache:  # each seed's programs are those of the first
         environ = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         together = job([__file__, *own], WORKERS, environ=environ)
@@ -176,7 +168,7 @@ def main() -> None:
         rows(together, "on one host", args.seconds) + rows(apart, f"on two, {args.rate}", args.seconds),
         args.write,
         [
-            f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {args.size} examples of each of {WORKERS} "
+            f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {SIZE} examples of each of {WORKERS} "
             f"workers in an update; rounds have {LOCAL_STEPS} updates. Seconds are those of steps, compilation and "
             f"evaluation apart; strategies took turns in blocks of {BLOCK:g} s. {WORKERS} ranks share {os.cpu_count()} "
             "cores with both hosts' TCP. Ratios: mean over seeds, and the least and most.",

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from _hosts import job, joined, tell
-from _measure import alternate, command_line, report, summary
+from _measure import command_line, report, slowest, summary
 
 PLACEMENTS = {"slot": "consecutive", "node": "alternating"}
 RANKS = 2, 4  # on each host
@@ -47,15 +47,7 @@ def rank(rounds: int) -> None:
         for way in ways.values():
             assert np.all(way() == sum(range(1, world.size + 1)))
         carried = {name: sent_by_a_host(world, way) for name, way in ways.items()}
-
-        def in_step(way: Callable[[], Any]) -> None:
-            way()
-            world.Barrier()  # so the next starts on all ranks at once
-
-        own = alternate({name: partial(in_step, way) for name, way in ways.items()}, rounds)
-        found[size] = {
-            name: [carried[name], *np.max(world.allgather(seconds), axis=0).tolist()] for name, seconds in own.items()
-        }
+        found[size] = {name: [carried[name], *seconds.tolist()] for name, seconds in slowest(ways, rounds).items()}
     if world.rank == 0:
         tell(found)
 

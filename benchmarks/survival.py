@@ -20,14 +20,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
-from contextlib import ExitStack
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from _elastic import ROOT, Notes, job, monitored
+from _elastic import Notes, job, monitored
+from _hosts import joined
 from _measure import Spread, command_line, readable, report
 
 WORKERS, SETTLED, RANDOM_SECONDS = 3, 60, 0.03
@@ -41,6 +41,11 @@ def rank(folder: str, seed: int, kills: int) -> None:
 
     notes = Notes(folder)
     notes.of_death()
+
+    def die() -> None:
+        notes.take("kill", rank=world.rank)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     draw = random.Random(seed)
     victims = [victim for _ in range(0, kills, WORKERS) for victim in draw.sample(range(WORKERS), WORKERS)][:kills]
     notes.around(MPITransport, "_repair")
@@ -58,20 +63,13 @@ def rank(folder: str, seed: int, kills: int) -> None:
             if done == kills and quiet == SETTLED:
                 break
             if done < kills and quiet == SETTLED and world.rank == victims[done]:
-                threading.Timer(random.uniform(0, RANDOM_SECONDS), die, [notes, world.rank]).start()
-
-
-def die(notes: Notes, rank: int) -> None:
-    notes.take("kill", rank=rank)
-    os.kill(os.getpid(), signal.SIGKILL)
+                threading.Timer(random.uniform(0, RANDOM_SECONDS), die).start()
 
 
 def kills_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the measured parts of each kill of a job."""
     killed = [{line["kind"]: line for line in ranks} for ranks in notes]
-    return [
-        _kill(lines["kill"], lines["dead"]["t"], lines["start"]["host"], notes) for lines in killed if "kill" in lines
-    ]
+    return [_kill(of["kill"], of["dead"]["t"], of["start"]["host"], notes) for of in killed if "kill" in of]
 
 
 def _kill(kill: dict[str, Any], dead: float, host: str, notes: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -107,13 +105,7 @@ def _kill(kill: dict[str, Any], dead: float, host: str, notes: list[list[dict[st
 def measure(rounds: int, kills: int, on_hosts: bool) -> tuple[list[dict[str, Any]], list[float]]:
     """Return the measured parts of each kill, and the load averages at the ends of jobs."""
     found, load = [], []
-    with ExitStack() as stack:
-        hosts = None
-        if on_hosts:
-            sys.path.insert(0, str(ROOT))
-            from tests.hosts import hosts as made
-
-            hosts = stack.enter_context(made(2))
+    with joined(2) if on_hosts else nullcontext() as hosts:
         for seed in range(rounds):
             with job(WORKERS - 1 + kills, __file__, ["--seed", seed, "--kills", kills], hosts) as running:
                 found += kills_of(running.finished())
@@ -159,9 +151,9 @@ def main() -> None:
         f"add up. Kernels compiled between the kill and the end of the step: {sum(kill['kernels'] for kill in kills)}.",
         f"Load averages at the ends of jobs: {min(load):.0f} to {max(load):.0f}.",
     ]
-    where = "between two hosts" if args.hosts else "on one host"
-    name = "survival_on_two_hosts.md" if args.hosts else "survival.md"
-    report(f"When one of three ranks is killed, {where}", rows, name if args.write else None, notes)
+    where, suffix = ("between two hosts", "_on_two_hosts") if args.hosts else ("on one host", "")
+    path = f"survival{suffix}.md" if args.write else None
+    report(f"When one of three ranks is killed, {where}", rows, path, notes)
 
 
 if __name__ == "__main__":

@@ -23,15 +23,13 @@ from ._cluster import Cluster
 from ._line_up import LINE_UP, hooked
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit
-from ._replay import replay as shown
 from ._scenarios import Scenario, scenario
 from ._simulation import SIGNALS, Hooked, Simulation
 from ._simulation import simulate as simulated
-from ._tables import aligned, compare, draw, table
+from ._tables import compare, draw, table
 
 SIMULATED = ("equal", "static", "proportional", "leader_straggler", "lb_bsp", "balance")
 REPLAYED = ("equal", "proportional", "balance")
-EXACT = ("balance",)
 POLICY = f"""
 \b
 A policy is
@@ -100,27 +98,19 @@ def simulate(
 
 @click.command("replay", context_settings=_SETTINGS, epilog=POLICY)
 @click.argument("trace", type=_FILE)
-@_policy_option(f"{', '.join(REPLAYED)}; with --exact {', '.join(EXACT)}")
+@_policy_option(", ".join(REPLAYED))
 @click.option("--run", "number", type=int, default=-1, metavar="N", help="Index of the run, if TRACE has several. "
     "Default: the last.")  # fmt: skip
-@click.option("--exact", metavar="HOOK", help="Run the policies on the recorded values of HOOK; list decisions.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Plot seconds per step, batch sizes and the best split.")
-def replay(trace: Path, policies: Sequence[str], number: int, exact: str | None, png: Path | None) -> None:
+def replay(trace: Path, policies: Sequence[str], number: int, png: Path | None) -> None:
     """Compare policies on a run that was recorded by `program.run(record=TRACE)`.
 
     \b
     adaptive replay trace.jsonl --policy balance --policy proportional
-    adaptive replay trace.jsonl --exact 0/balance --policy proportional
     """
-    if exact and png:
-        raise click.UsageError("--exact lists decisions, and cannot be plotted with --png")
     with _complaints():
         recording = read_trace(trace, number)
-        compared = {name: hooked(name) for name in policies or (EXACT if exact else REPLAYED)}
-        if exact:
-            click.echo(_decisions(recording, exact, compared))
-        else:
-            _compared_with_what_was(recording, trace, compared, png)
+        _compared_with_what_was(recording, trace, {name: hooked(name) for name in policies or REPLAYED}, png)
 
 
 @contextmanager
@@ -146,7 +136,8 @@ def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[st
             if read in SIGNALS and read not in _known(fitted.cluster):
                 raise TraceError(
                     f"{name} reads {read}, which this trace does not determine for other sizes. Omit the policy, or "
-                    f"run it on the recorded values of a hook that received {read}:  --exact HOOK"
+                    f"run it in Python on the recorded values of a hook that received {read}:\n"
+                    f"    controllers.simulate.replay(policy, read_trace({str(trace)!r}), hook)"
                 )
     runs = {"as recorded": _as_recorded(recording, fitted.cluster), **compare(case, policies, steps)}
     click.echo(f"{trace}: {recording.workers} workers, {steps} steps\n\n{table(runs)}")
@@ -163,26 +154,6 @@ def _known(cluster: Cluster) -> list[str]:
     """Return the names of the values that a fitted cluster can provide."""
     seen = {"cpu_available": cluster.cpu, "memory_available": cluster.memory}
     return ["seconds", "iteration_seconds", "capacities", *(name for name, trace in seen.items() if trace)]
-
-
-def _decisions(recording: Recording, exact: str, policies: dict[str, Hooked]) -> str:
-    """Format policies' decisions on the recorded values of a hook, beside the recorded decisions, as a table."""
-    recorded = [(step.step, step.decision) for step in recording.steps if step.decision]
-    lines = [("step", "policy", "workers", "global batch", "shares")]
-    lines += [(str(step), "as recorded", *_asked(decision)) for step, decision in recorded]
-    for name, hook in policies.items():
-        reads = [read for read in hook.policy.reads if read in SIGNALS]
-        every = hook.every if "@" in name else None
-        asked = shown(hook.policy, recording, exact, reads or None, every)
-        lines += [(str(step), name, *_asked(decision)) for step, decision in asked]
-    lines[1:] = sorted(lines[1:], key=lambda line: int(line[0]))
-    return aligned(lines)
-
-
-def _asked(decision: Decision) -> tuple[str, str, str]:
-    shares = "" if decision.shares is None else " ".join(f"{share:g}" for share in decision.shares)
-    workers, batch = ("" if number is None else str(number) for number in (decision.workers, decision.global_batch))
-    return workers, batch, shares
 
 
 def _followed(batches: np.ndarray) -> Hooked:

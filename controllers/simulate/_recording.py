@@ -33,7 +33,6 @@ class RecordedHook(NamedTuple):
 class RecordedStep(NamedTuple):
     """One line of a trace."""
 
-    step: int
     seen: Observation  # as each hook saw the step; without the hook's values
     seconds: float  # of the whole step, measured by rank 0
     hooks: dict[str, list[Any]]  # the leaves of the values that each received; empty for a skipped step
@@ -45,7 +44,6 @@ class Recording:
     """A recorded run, as written by rank 0."""
 
     workers: int
-    examples: int
     limits: Limits
     hooks: dict[str, RecordedHook]  # by name
     steps: tuple[RecordedStep, ...]
@@ -116,7 +114,7 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
     steps = tuple(_step(line, limits) for _, line in lines)
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
-    return Recording(header["workers"], header["examples"], limits, hooks, steps)
+    return Recording(header["workers"], limits, hooks, steps)
 
 
 def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
@@ -138,7 +136,7 @@ def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
         hyperparameters=line["hyperparameters"],
         examples=line.get("examples", 0),
     )
-    return RecordedStep(line["step"], seen, line["seconds"], line["hooks"], _decision(line))
+    return RecordedStep(seen, line["seconds"], line["hooks"], _decision(line))
 
 
 def _decision(line: dict[str, Any]) -> Decision | None:

@@ -51,10 +51,10 @@ def replay(
             state = reset_slots(state, policy.init, recording.workers, step.seen.joined)
         values = _values(recording, hook, step, reads)
         policy.check(values, recording.workers, policy.name)
-        observation = step.seen._replace(values=values, due=step.step % every == 0)
+        observation = step.seen._replace(values=values, due=step.seen.step % every == 0)
         decision, state = policy.update(observation, state)
         if observation.due and decision:
-            asked.append((step.step, decision))
+            asked.append((step.seen.step, decision))
     return asked
 
 

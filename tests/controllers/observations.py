@@ -1,10 +1,11 @@
-"""Observations as the program would make them, for tests of hooks and policies."""
+"""Observations as the program would make them, and simulated runs, for tests of hooks and policies."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from adaptive.base.decision import Limits, Observation
+from controllers.simulate import simulate
 
 
 class Noise(NamedTuple):
@@ -13,6 +14,12 @@ class Noise(NamedTuple):
     scale: float
     lower: float
     upper: float
+
+
+def path(policy, times, sizes, steps, **kwargs):
+    """The splits that were tried, one after the other."""
+    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
+    return sim.sizes[[0, *sim.changes]].tolist()
 
 
 def observe(

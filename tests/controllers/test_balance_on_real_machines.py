@@ -18,13 +18,10 @@ def calls(sizes: np.ndarray) -> np.ndarray:
     return np.bitwise_count(np.asarray(sizes))
 
 
-def limits(call: float, n: int = 2, multiple: int = 1) -> ad.Limits:
-    return ad.Limits((multiple,) * n, (2 * N,) * n, 16 * multiple, multiple, call_overhead=call)
-
-
 def run(times, call: float, seed: int = 0):
     """The steps' seconds with `balance`, and with equal batches; and the simulation. `times()` begins anew."""
-    ours = simulate(ctrl.balance(), times(), [N, N], STEPS, every=10, limits=limits(call), seed=seed)
+    limits = ad.Limits((1, 1), (2 * N, 2 * N), 16, call_overhead=call)
+    ours = simulate(ctrl.balance(), times(), [N, N], STEPS, every=10, limits=limits, seed=seed)
     equal = simulate(ctrl.schedule({0: 2 * N}), times(), [N, N], STEPS, values=lambda step, seconds: (), seed=seed)
     return ours.seconds[100:].max(axis=1).mean(), equal.seconds[100:].max(axis=1).mean(), ours, equal
 
@@ -68,16 +65,6 @@ def test_a_worker_of_half_the_speed_gets_a_size_of_few_microbatches():
     ours, equal, sim, _ = run(times, 20.0)
     assert calls(sim.sizes[-1]).max() <= 3
     assert ours < 0.8 * equal
-
-
-@pytest.mark.parametrize("call", [0.0, 5.0])
-def test_splits_are_made_of_the_minibatches_that_batches_are_cut_into(call):
-    def times(step, sizes):
-        return 6e-6 * sizes * np.array([1.0, 1.7])
-
-    sim = simulate(ctrl.balance(), times, [240, 240], 60, every=10, limits=limits(call, multiple=12))
-    assert sim.decisions
-    assert all(share % 12 == 0 for _, decision in sim.decisions for share in decision.shares)
 
 
 class Shared:

@@ -57,22 +57,15 @@ def test_steady_workers_are_left_alone(n, seed):
     assert over_ideal(true, sim.sizes[-1]) < 1.03
 
 
-@pytest.mark.parametrize("every", [1, 10])
-def test_a_slow_worker_with_flat_times_keeps_its_batch(every):
-    """Proportional control takes it down to nothing: 100, 60, 39, … 7, with no time gained after the first."""
+@pytest.mark.parametrize(("every", "seed"), [(1, 0), (10, 0), (1, 1)])
+def test_a_slow_worker_with_flat_times_keeps_its_batch(every, seed):
+    """Proportional control takes it down to nothing: 100, 60, 39, … 7, with no time gained after the first. With seed 1
+    noise looks like drift, and the flat stretch that was seen is still believed."""
     true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 800, every=every, jitter=0.05)
-    assert sim.sizes[:, 0].min() > 50
-    assert len(sim.changes) <= 2
-    assert (true(sim.sizes[-1]).max()) == 20
-
-
-def test_noise_that_looks_like_drift_causes_no_change():
-    """Where a mean of few steps has been the better one for a while, a flat stretch that was seen is still believed."""
-    true = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 800, jitter=0.05, seed=1)
+    sim = simulate(ctrl.balance(), lambda _, b: true(b), [100] * 4, 800, every=every, jitter=0.05, seed=seed)
     assert sim.sizes[:, 0].min() >= 50
     assert len(sim.changes) <= 2
+    assert (true(sim.sizes[-1]).max()) == 20
 
 
 def test_speeds_that_drift_all_the_time_are_followed():

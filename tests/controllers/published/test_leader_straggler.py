@@ -7,16 +7,11 @@ import pytest
 
 import controllers as ctrl
 from controllers.simulate import simulate
+from tests.controllers.observations import path
 
 LBB = ctrl.timing.BatchTime(  # milliseconds; Table 2 of LBB
     np.array([0.5931, 0.5808, 0.6023, 2.6714]), np.array([5.896, 7.152, 8.291, 50.982])
 )
-
-
-def path(policy, times, sizes, steps, **kwargs):
-    """The splits that were tried, one after the other."""
-    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
-    return sim.sizes[[0, *sim.changes]].tolist()
 
 
 @pytest.mark.parametrize(("step", "adjustments"), [(1, 108), (5, 23), (16, 10)])

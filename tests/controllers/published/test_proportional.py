@@ -8,14 +8,9 @@ import pytest
 import controllers as ctrl
 from controllers.published._proportional import proportional_step
 from controllers.simulate import simulate
+from tests.controllers.observations import path
 
 CORES = np.array([3.0, 5.0, 12.0])
-
-
-def path(policy, times, sizes, steps, **kwargs):
-    """The splits that were tried, one after the other."""
-    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
-    return sim.sizes[[0, *sim.changes]].tolist()
 
 
 def test_as_published_one_step_inflates_the_global_batch():
@@ -60,10 +55,7 @@ def test_an_upper_bound_is_learnt_where_throughput_drops():
     sim = simulate(policy, lambda _, b: thrashes(b), [64, 64, 64], 400, every=10)
     assert sim.sizes[:, 2].max() > 110
     assert sim.sizes[-1, 2] == 64  # what it had before
-    assert (
-        simulate(ctrl.published.proportional(drop=None), lambda _, b: thrashes(b), [64] * 3, 400, every=10).sizes[-1, 2]
-        > 64
-    )
+    assert path(ctrl.published.proportional(drop=None), thrashes, [64] * 3, 400, every=10)[-1][2] > 64
 
 
 def test_a_flat_slow_worker_collapses():

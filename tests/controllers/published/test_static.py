@@ -9,15 +9,9 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.base.errors import DriverError
-from controllers.simulate import simulate
+from tests.controllers.observations import path
 
 CORES = np.array([3.0, 5.0, 12.0])
-
-
-def path(policy, times, sizes, steps, **kwargs):
-    """The splits that were tried, one after the other."""
-    sim = simulate(policy, lambda _, b: times(b), sizes, steps, **kwargs)
-    return sim.sizes[[0, *sim.changes]].tolist()
 
 
 def test_static_splits_by_capacity():

@@ -101,10 +101,8 @@ def test_policies_of_the_user(tmp_path, monkeypatch):
         (["nowhere"], "no scenario is called 'nowhere'; known are step_change, "),
         (["drift", "--policy", "best"], "no policy is called 'best'"),
         (["drift", "--workers", "1"], "x>=2"),
-        (["drift", "--exact", "0/balance"], "No such option"),
         (["replay"], "Missing argument 'TRACE'"),
         (["replay", "there-is-no-such-file"], "No such file"),
-        (["replay", "trace", "--exact", "0/balance", "--png", "x.png"], "cannot be plotted"),
         (["all", "--png", "x.png"], "takes one scenario"),
     ],
 )
@@ -145,11 +143,3 @@ def test_a_recorded_run_is_compared_with_other_policies(trace):
     assert "is a guess" not in out
     assert "reads capac" not in run("replay", str(trace), "--policy", "static")
     assert "lb_bsp reads cpu_available" in refused("replay", str(trace), "--policy", "lb_bsp")
-
-
-def test_the_very_observations_can_be_shown_to_another_policy(trace):
-    out = run("replay", str(trace), "--exact", "0/balance", "--policy", "balance")
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines()[2:]]
-    assert ["20", "as recorded", "", "", "9 7"] in lines
-    assert any(line[1] == "balance" and int(line[0]) % 10 == 0 for line in lines)
-    assert "its hooks are: 0/balance" in refused("replay", str(trace), "--exact", "balance")
