@@ -17,6 +17,7 @@ from controllers.timing.seconds import active_of, check_times, seconds_of
 from .balance import balance
 
 SWAP_SECONDS = 0.5  # a join and a split, measured at some 0.02 s, and the joining worker's first step
+LATE = 1.25  # a replaced worker is drained if it takes this many times as long as the slowest other one
 SHAPE_ERROR = 0.5  # part of a change of size by which the model's time of the new size may be wrong
 _NOTHING = Decision()
 
@@ -34,7 +35,7 @@ class MitigationState(NamedTuple):
     told: np.ndarray  # shape=(n,), bool: whether the slow phase was reported
     lost: np.ndarray  # shape=(n,), seconds lost to each worker in its slow phase
     replacing: np.ndarray  # shape=(n,), bool: the worker for which another one was requested
-    drained: np.ndarray  # shape=(n,), bool: workers that were given no more examples
+    replaced: np.ndarray  # shape=(n,), bool: slow workers for which another one has joined
     active: np.ndarray  # shape=(), int64: number of active workers when a worker was requested
 
 
@@ -51,8 +52,8 @@ def mitigate_slow_workers(
     exceed its cost. So the total cost is at most about twice that of the best choice in hindsight:
 
     1. *Balance*, which costs next to nothing: the inner policy decides the split throughout.
-    2. *Swap*: a worker of the reserve joins. When it has, the slow one gets a share of 0. It stays a member without
-       examples, and takes part in messages.
+    2. *Swap*: a worker of the reserve joins. If the others still wait for the slow one then, that gets a share of 0: it
+       stays a member without examples, and takes part in messages. If not, it keeps its smaller batch.
     3. *End*, without a reserve and with `end_seconds`: the run stops as by `control.stop()`, and writes its last
        checkpoint.
 
@@ -93,7 +94,7 @@ def mitigate_slow_workers(
             told=none,
             lost=zeros,
             replacing=none,
-            drained=none,
+            replaced=none,
             active=np.asarray(0),
         )
 
@@ -130,7 +131,8 @@ def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState
             since[onset.worker_slot] = max(observation.step - onset.steps, 1)  # seconds are those of the step before
             counts[onset.worker_slot] = onset.steps
     lost = np.where(changes.slow, state.lost, 0.0) + _lost(sizes, took, changes.factor, counts)
-    return state._replace(model=model, changes=changes, since=since, told=told, lost=lost)
+    replaced = state.replaced & changes.slow
+    return state._replace(model=model, changes=changes, since=since, told=told, lost=lost, replaced=replaced)
 
 
 def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> MitigationState:
@@ -192,17 +194,18 @@ def _remedy(
 ) -> tuple[Decision | None, MitigationState]:
     """Return the remedy that the seconds lost justify, or None to leave it to the split."""
     active, members = active_of(observation), len(observation.members)
-    if state.replacing.any() or state.drained[active].any():
+    if state.replacing.any():
         return _continue_swap(observation, state)
-    slot = int(active[state.lost[active].argmax()])
-    cost = float(state.lost[slot])
+    lost = np.where(state.replaced, 0.0, state.lost)
+    slot = int(active[lost[active].argmax()])
+    cost = float(lost[slot])
     if not cost or observation.target_workers != members:
         return None, state
     said = f"worker {slot} has cost {cost:.3g} s, more than a"
     if observation.most_workers > members:
         if cost < swap_seconds:
             return None, state
-        note = f"{said} swap ({swap_seconds:.3g} s): a worker of the reserve replaces it"
+        note = f"{said} swap ({swap_seconds:.3g} s): a worker of the reserve joins"
         asked = state._replace(replacing=np.arange(len(state.lost)) == slot, active=np.asarray(len(active)))
         return Decision(workers=members + 1, notes=(note,)), asked
     if end_seconds is None or cost < end_seconds:
@@ -211,22 +214,17 @@ def _remedy(
 
 
 def _continue_swap(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
-    """Drain the worker that is replaced, once its replacement has examples."""
-    sizes, active = np.asarray(observation.batch_sizes), active_of(observation)
-    drained = state.drained
-    if state.replacing.any():
-        if observation.target_workers != len(observation.members):
-            return None, state  # the replacement prepares
-        if len(active) <= state.active:  # it is gone, or another hook has changed the request
-            return None, state._replace(replacing=np.zeros_like(drained))
-        if not sizes[active].all():
-            return None, state
-        drained = drained | state.replacing
-    state = state._replace(replacing=np.zeros_like(drained), drained=drained)
-    shares = np.where(drained, 0.0, sizes)
-    leaving = np.flatnonzero(drained & (sizes > 0)).tolist()
-    if not leaving or not shares.any():
+    """Drain the slow worker, once its replacement has examples, if the others wait for it."""
+    sizes, active, slow = np.asarray(observation.batch_sizes), active_of(observation), state.replacing
+    done = state._replace(replacing=np.zeros_like(slow))
+    if observation.target_workers != len(observation.members):
+        return None, state  # the replacement prepares
+    if len(active) <= state.active:  # it is gone, or another hook has changed the request
+        return None, done
+    if not sizes[active].all():
         return None, state
-    who = f"worker{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-    note = f"{who} drained: its examples go to the worker that has joined"
-    return Decision(shares=tuple(shares.tolist()), notes=(note,)), state
+    done, seconds = done._replace(replaced=state.replaced | slow), seconds_of(observation)
+    if not seconds[slow].max() > LATE * np.nanmax(seconds[~slow], initial=0.0):
+        return None, done
+    note = f"worker {slow.argmax()} drained: its examples go to the worker that has joined"
+    return Decision(shares=tuple(np.where(slow, 0.0, sizes).tolist()), notes=(note,)), done

@@ -44,14 +44,21 @@ def test_what_a_slow_worker_costs_is_waiting_and_its_lost_speed():
     np.testing.assert_allclose(lost, [0.0, 3 * (1.0 + 64 / 48 - 1.0)])
 
 
-def test_a_slow_worker_is_replaced_by_the_reserve_and_drained():
-    simulation = run()
+def test_a_slow_worker_is_replaced_by_the_reserve_and_keeps_what_it_can_do_in_time():
+    simulation = run(factor=2.0, every=1)
+    assert 0 < simulation.sizes[-1][SLOW] < 32
+    assert len(workers(simulation)) == 1
+    assert np.median(simulation.step_seconds[-30:]) < 1.1 * np.median(simulation.step_seconds[:AT])
+
+
+def test_a_slow_worker_that_others_wait_for_with_any_batch_is_drained():
+    simulation = run(factor=4.0, fixed=0.128)
     ((asked, number),) = workers(simulation)
     assert number == N + 1
     assert AT < asked <= AT + 30
     texts = [note for _, note in notes(simulation)]
     assert any(note.startswith(f"worker {SLOW} takes ") and "times as long as before" in note for note in texts)
-    assert any(note.startswith(f"worker {SLOW} has cost ") and "of the reserve replaces it" in note for note in texts)
+    assert any(note.startswith(f"worker {SLOW} has cost ") and "of the reserve joins" in note for note in texts)
     assert any(note.startswith(f"worker {SLOW} drained") for note in texts)
     assert simulation.sizes[-1].tolist()[SLOW] == 0
     assert (np.delete(simulation.sizes[-1], SLOW) > 0).all()
