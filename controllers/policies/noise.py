@@ -181,7 +181,11 @@ def read_noise(value: Any) -> Bounds:
 
 
 def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check that the hook's first value can be a noise scale; used as policies' `check`."""
+    """Check that the hook's first value can be a noise scale; used as policies' `check`.
+
+    Raises:
+      DriverError: it cannot.
+    """
     del n_workers
     value = values[0] if values else None
     numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
