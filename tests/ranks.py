@@ -21,9 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -32,7 +30,6 @@ from tests.mpirun import JOBS, STARTED
 
 JOB = "TESTS_JOB"  # in a process of a job: the file with the names of the tests that it runs
 ENDED = "ended"  # what a process says of a test after its outcomes
-_PREFIX = "adaptive-jobs-"  # of the folder of a session
 LIMIT = 200.0  # seconds: many tests in one job
 PYTEST = ("-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider")
 
@@ -64,21 +61,6 @@ def run_suite(files: Sequence[Path | str], n: int, kind: str, *options: str, jax
     return int(passed[0])
 
 
-def _hold(folder: Path) -> TextIO:
-    """Lock a session's folder for as long as this process lives."""
-    file = open(folder / "held.new", "w")  # noqa: SIM115
-    fcntl.flock(file, fcntl.LOCK_EX)
-    (folder / "held.new").rename(folder / "held")
-    return file
-
-
-def _delete_folders_of_killed_sessions() -> None:
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError), open(folder / "held") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 class _Jobs:
     """Runs all tests of a kind in a job, once for all processes of pytest-xdist."""
 
@@ -87,9 +69,7 @@ class _Jobs:
         if self.is_first:  # the processes of pytest-xdist inherit it
             os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps its own for a look
             # Ranks that are killed leave their temporary files, so all processes of the session have theirs here.
-            _delete_folders_of_killed_sessions()
-            os.environ[JOBS] = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix=_PREFIX)
-            self._held = _hold(Path(os.environ[JOBS]))
+            os.environ[JOBS] = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="adaptive-jobs-")
         self.folder = Path(os.environ[JOBS])
         self.threads: list[threading.Thread] = []  # that wait for the jobs which this process has started
 
