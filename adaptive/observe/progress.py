@@ -203,9 +203,8 @@ class Progress:
 def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:
     """Format the metric named "loss", or else the first `most` metrics."""
     scalars = event.scalars
-    names = [name for name in scalars if name.rpartition(".")[2] == "loss"][:1] or [
-        name for name in scalars if "noise" not in name
-    ][:most]
+    losses = [name for name in scalars if name.rpartition(".")[2] == "loss"]
+    names = losses[:1] or [name for name in scalars if "noise" not in name][:most]
     return _in_short({name or "metric": scalars[name] for name in names})
 
 
