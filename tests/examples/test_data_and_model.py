@@ -6,12 +6,10 @@ import gzip
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from examples import _data
 from examples._models import ConvNet
-from tests.relaxed import relaxed_tx
 
 
 def test_digits_are_scaled_and_split_the_same_way_every_time():
@@ -52,31 +50,6 @@ def test_the_error_about_a_missing_data_set_names_its_package(tmp_path, monkeypa
         _data.load("fashion-mnist")
     with pytest.raises(ValueError, match="no data set 'mnist'"):
         _data.load("mnist")  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_the_model_learns_the_digits_in_five_epochs():
-    digits = _data.load("digits")
-    model, optimizer = ConvNet(digits.classes), relaxed_tx(optax.adam(2e-3))
-    params = model.init(jax.random.key(0), digits.train["image"][:1])
-    state = params, optimizer.init(params)
-
-    def loss_fn(params, image, label):
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, image), label).mean()
-
-    @jax.jit
-    def step(state, image, label):
-        params, moments = state
-        updates, moments = optimizer.update(jax.grad(loss_fn)(params, image, label), moments)
-        return optax.apply_updates(params, updates), moments
-
-    for epoch in range(5):
-        order = np.random.default_rng(epoch).permutation(len(digits.train["label"]))
-        for batch in order[: len(order) // 32 * 32].reshape(-1, 32):
-            state = step(state, digits.train["image"][batch], digits.train["label"][batch])
-
-    guesses = model.apply(state[0], digits.test["image"]).argmax(axis=-1)
-    assert (guesses == digits.test["label"]).mean() > 0.97
 
 
 @pytest.mark.parametrize(("pixels", "n_params"), [(8, 78_058), (28, 121_258)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -81,16 +80,3 @@ def test_as_one_worker():
     done = alone()
     assert done.returncode == 0, done.stderr
     assert check_table(done.stdout, worker_slots=1) == [(1, ["8"], 8)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("arguments", "says"), [(["--workers", "0"], "workers=0"), (["--workers", "9"], "workers=9")])
-def test_numbers_of_workers_that_cannot_be(arguments, says):
-    done = alone(*arguments)
-    assert done.returncode == 1
-    assert f"WorkerCountError: {says}" in done.stderr
-
-
-@pytest.mark.long
-def test_the_last_worker_may_be_killed():
-    assert alone("--kill", "0@3").returncode == -signal.SIGKILL

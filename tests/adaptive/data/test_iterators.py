@@ -91,6 +91,15 @@ def test_epochs_are_fractions_as_soon_as_one_has_ended():
     stream.close()
 
 
+def test_an_epoch_begins_when_its_first_example_is_taken():
+    begun = []
+    stream = opened(ad.data.from_iterator(lambda epoch: begun.append(epoch) or counted(4)(epoch)))
+    stream.take((4,))
+    stream.advance((4,))
+    assert (stream.epoch, begun) == (1, [0])
+    stream.close()
+
+
 def test_make_is_called_with_the_arguments_that_it_accepts():
     def rows(epoch, workers, extra=3):
         yield from ({"i": 100 * epoch + 10 * workers + extra} for _ in range(2))
