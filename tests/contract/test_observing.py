@@ -13,26 +13,32 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from controllers.simulate import read_trace, replay
+from launchers import command
 from tests.mpirun import plain_environment
 from tests.speed import limit
 
 from .problem import DATA, START, descend
 
 
-def adaptive(*arguments: object, expect: int | None = 0, **environment: str) -> str:
-    """Run the command `adaptive`, and return what it printed."""
+def adaptive(*arguments: object) -> str:
+    """Run the command `adaptive` in this process, and return what it printed."""
+    done = CliRunner().invoke(command.adaptive, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def doctor(**environment: str) -> subprocess.CompletedProcess:
+    """Run `adaptive doctor` by itself, with these variables alone of a job."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
-    command = [sys.executable, "-m", "adaptive", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**inherited, **plain_environment(environment)}, timeout=limit(300)
-    )
-    assert expect in (None, done.returncode), done.stdout + done.stderr
-    return done.stdout
+    line = [sys.executable, "-m", "adaptive", "doctor", "--no-trial"]
+    env = {**inherited, **plain_environment(environment)}
+    return subprocess.run(line, capture_output=True, text=True, env=env, timeout=limit(300))
 
 
 class Recorded(NamedTuple):
@@ -152,6 +158,7 @@ def test_a_log_of_ones_own_gets_every_step_and_its_error_does_not_end_the_run():
 
 def test_the_doctor_finds_tasks_that_were_not_started():
     """And says what to type."""
-    job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}
-    assert "adaptive run -n 4" in adaptive("doctor", "--no-trial", expect=1, **job)
-    assert "adaptive run -n 4" not in adaptive("doctor", "--no-trial", expect=None)
+    done = doctor(SLURM_JOB_ID="1", SLURM_NTASKS="4")
+    assert done.returncode == 1, done.stderr
+    assert "adaptive run -n 4" in done.stdout
+    assert "adaptive run -n 4" not in doctor().stdout
