@@ -23,6 +23,7 @@ os.environ.setdefault("PYTEST_TIMEOUT", f"{speed.last_resort():.0f}")  # of a te
 import hypothesis
 import jax
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels.background_compiler import BackgroundCompiler
@@ -45,6 +46,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # No deadline: the first example often compiles something.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
+# Hypothesis also draws constants of the modules that are imported by then, and reads all their sources for that.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def _set_the_compilers_speed(speed: str) -> None:

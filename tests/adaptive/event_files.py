@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-record_writer = pytest.importorskip("tensorboardX.record_writer")
+
+def module(name: str) -> Any:
+    """A module of tensorboardX, which imports PyTorch where that is installed: only for a test that reads."""
+    return pytest.importorskip(f"tensorboardX.{name}")
 
 
 def events(folder: Path) -> Iterator[Any]:
     """All events in a folder, file by file in the order of their names. A last event that was cut is left out."""
+    event_pb2, record_writer = module("proto.event_pb2"), module("record_writer")
     for file in sorted(folder.iterdir()):
         raw = file.read_bytes()
         while len(raw) >= 12 and len(raw) >= 16 + (length := int.from_bytes(raw[:8], "little")):
@@ -24,6 +27,7 @@ def events(folder: Path) -> Iterator[Any]:
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     """The points of a curve as TensorBoard shows them: by its own reader, where it is installed, and by its rule."""
+    event_pb2 = module("proto.event_pb2")
     shown: list[tuple[int, float]] = []
     for event in events(folder):
         if event.HasField("session_log") and event.session_log.status == event_pb2.SessionLog.START:
