@@ -225,6 +225,14 @@ def test_channels_of_equal_shape_are_independent(world):
                 np.testing.assert_array_equal(row[0], np.full(9, world.size * (10 * step + channel)))
 
 
+def test_a_donated_result_does_not_affect_the_next_exchange(world):
+    double = jax.jit(lambda x: 2 * x, donate_argnums=0)
+    for step in range(5):
+        rows, _ = exchange(world, lambda worker, step=step: [np.full((30, 7), step, np.float32)], ["sum"])
+        for row in rows:
+            np.testing.assert_array_equal(double(row[0]), np.full((30, 7), 2 * step * world.size))
+
+
 def test_share_lists_every_process_by_rank(world):
     assert world.all_gather_bytes(b"%d" % world.rank) == [b"%d" % rank for rank in range(world.processes)]
     lengths = [len(value) for value in world.all_gather_bytes(b"x" * (world.rank * 100_000))]

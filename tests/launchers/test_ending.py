@@ -54,6 +54,7 @@ def test_a_process_reports_what_others_depend_on(launcher):
     ending.ends(3)
     ending.all_have_heard()
     ending.ends(4)
+    ending.others_are_lost()
     assert not ending.leaves()
     with pytest.raises(SystemExit) as end:
         ending.leave_job()
@@ -63,7 +64,7 @@ def test_a_process_reports_what_others_depend_on(launcher):
     making = [{"making": True}, {"making": False}]
     failed = [{"ends": 3, "heard": False}, {"ends": 4, "heard": True}]
     worlds = [making[0], {"worlds": 1}, making[1], {"worlds": 2}, *making, {"worlds": 1}]
-    assert reports(launcher) == [*worlds, {"joined": True}, {"saved": 7}, *failed, {"left": True}]
+    assert reports(launcher) == [*worlds, {"joined": True}, {"saved": 7}, *failed, {"left": True}, {"left": True}]
 
 
 def test_reports_are_lost_without_a_launcher(launcher):

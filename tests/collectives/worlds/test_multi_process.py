@@ -160,6 +160,21 @@ def test_survivors_continue_with_fewer_workers(call, monkeypatch):
     assert found.count(None) <= 1
 
 
+def test_a_world_has_mailboxes():
+    def work(world):
+        assert world.why_no_mailbox() == ""
+        kept = world.create_mailbox((8,), "a mailbox")
+        kept.publish(world.rank, 0, [np.array([1.5])])
+        world.barrier()
+        found = [kept.look(rank, world.rank, 0)[0].view(float).item() for rank in range(2)]
+        another = world.create_mailbox((8,), "another", kept)
+        assert another.look(0, world.rank, 0) is None
+        assert world._mailboxes == [another]
+        return found
+
+    assert on_processes(2, work) == [[1.5, 1.5]] * 2
+
+
 @pytest.mark.parametrize(("hosts", "warned"), [((0, 0), True), ((0, 1), False)])
 def test_one_process_warns_if_those_of_a_host_share_cores(hosts, warned, monkeypatch):
     monkeypatch.setattr(Job, "hosts", hosts)

@@ -124,24 +124,25 @@ class Watchdog:
         self.watched.append((world, everyone, rank))
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_disagreement_is_raised_by_all_and_only_a_process_that_leaves_closes_the_world(leaves):
+@pytest.mark.parametrize(("leaves", "another_world"), [(False, False), (True, False), (True, True)])
+def test_a_disagreement_is_raised_by_all_and_only_a_process_that_leaves_closes_the_world(leaves, another_world):
+    """And only the world that it leaves."""
+
     def use(comm):
         transport = transport_of(comm)
         transport.watchdog = watchdog = Watchdog()
+        transport.world = "world 2" if another_world and comm.rank else "world 1"
         other = Operation("the end", "", CLOSE, is_final=True) if leaves else Operation("another", "", 7)
         with pytest.raises(DisagreementError, match="rank 0: gathering") as e:
             transport.run(other if comm.rank else GatherBytes(b"", "gathering", ""))
         assert ("rank 1: the end" if leaves else "rank 1: another") in str(e.value)
+        assert ("in world 2" in str(e.value)) is another_world
         assert not transport.torn
-        if leaves:
-            with pytest.raises(CollectiveError, match="a world is used"):
-                transport.barrier()
-        else:
-            transport.barrier()
-        return transport.lifetime.closed, watchdog.closed
+        closed, transport.lifetime.closed, transport.world = transport.lifetime.closed, False, "world 1"
+        transport.barrier()
+        return closed, watchdog.closed
 
-    assert Job(2).run(use) == [(leaves, leaves)] * 2
+    assert Job(2).run(use) == [(leaves and not another_world,) * 2, (leaves,) * 2]
 
 
 def test_a_reported_failure_ends_the_operation_of_the_others():
