@@ -1,15 +1,15 @@
 """Reductions that are robust against a few bad workers: median, trimmed mean, geometric median.
 
-The geometric median of a few vectors of any magnitude is computed from their inner products. Squares of float32
-overflow above 1.8e19, and a bad worker may send larger numbers. So vectors are taken relative to a reference point near
-the good ones, the coordinate-wise median, and each is multiplied by a power of two that makes its elements at most 1.
+The geometric median of a few vectors is computed from their inner products, which must not overflow although a bad
+worker may send numbers of any magnitude. So vectors are first multiplied by one power of two, after which the median of
+their magnitudes is about 1, and one that is much larger then by another one: far away, only its direction matters.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,53 +23,29 @@ from ._local_mean import LocalMean, local_sum
 
 _STEPS = 2000  # iterations of Weiszfeld's algorithm at most; each costs the cube of the number of workers
 _EXACT = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with fewer bits
-_ZERO = -(1 << 20)  # stands for the exponent of a vector of zeros: less than all others
 
 
-class Weights(NamedTuple):
-    """The geometric median, relative to the reference point, as a linear combination of vectors.
-
-        sum_i factors[i] * 2^common * (vectors[i] * 2^-exponents[i])
-
-    In this order no product overflows, and no significant one underflows.
-    """
-
-    factors: jax.Array  # shape=(workers,)
-    exponents: jax.Array  # shape=(workers,), integers
-    common: jax.Array  # integer
-
-    def combine(self, rows: jax.Array) -> jax.Array:
-        """Return the linear combination of `rows`; shape=(elements,)"""
-        units = jnp.ldexp(rows, -jnp.maximum(self.exponents, -2 * jnp.finfo(rows.dtype).maxexp)[:, None])
-        factors = self.factors.astype(rows.dtype)[:, None]
-        return jnp.ldexp(jnp.where(factors != 0, factors * units, 0).sum(0), self.common)
-
-
-def geometric_weights(products: jax.Array, exponents: jax.Array, weights: jax.Array) -> Weights:
+def geometric_weights(products: jax.Array, weights: jax.Array) -> jax.Array:
     """Find the point with the least weighted sum of distances to all vectors, by Weiszfeld's iteration.
 
-    Each vector is written as a length (a power of two) times a direction. Lengths are in units of the median length,
-    and clipped at 2^32 units (float64: 2^256), beyond which only the direction affects the result.
-
     Args:
-      products: inner products of all pairs of vectors, relative to the reference point, times `2^-exponents` each.
-      exponents: shape=(workers,), integers.
-      weights: shape=(workers,); a vector with weight 0 is ignored.
+      products: inner products of all pairs of vectors, relative to a reference point; shape=(workers, workers).
+      weights: a vector with weight 0 is ignored; shape=(workers,).
+
+    Returns:
+      The factors of the vectors in the linear combination that is this point; shape=(workers,).
     """
-    n, dtype, top = len(weights), products.dtype, jnp.finfo(products.dtype).maxexp
-    squares = jnp.diagonal(products)
-    lengths = jnp.frexp(jnp.sqrt(squares))[1]
-    units = jnp.ldexp(products, -lengths[:, None] - lengths[None])  # inner products of the directions
-    exponents = jnp.where(squares > 0, exponents + lengths, _ZERO)
-    common = _median(exponents, weights)
-    length = jnp.ldexp(jnp.ones(n, dtype), jnp.clip(exponents - common, -top // 4, top // 4))
-    length = jnp.where(exponents == _ZERO, 0, length)
+    n, dtype = len(weights), products.dtype
+    lengths = jnp.sqrt(jnp.diagonal(products))
+    unit, some = _median(lengths, weights), jnp.where(lengths > 0, lengths, 1)
+    directions = products / some[:, None] / some[None]
+    length = jnp.minimum(lengths / jnp.where(unit > 0, unit, 1), 2.0 ** _far(dtype))
 
     def distances(shares: jax.Array) -> jax.Array:
         """Return the vectors' distances from their mean with weights `shares`, without cancellation near a vector."""
         others = jnp.where(jnp.eye(n, dtype=bool), 0, shares).sum(1)
         away = jnp.where(jnp.eye(n, dtype=bool), others * length, -shares * length)
-        return jnp.sqrt(jnp.maximum((jnp.matmul(away, units, precision=_EXACT) * away).sum(1), 0))
+        return jnp.sqrt(jnp.maximum((jnp.matmul(away, directions, precision=_EXACT) * away).sum(1), 0))
 
     def pulled(shares: jax.Array) -> jax.Array:
         """Return the weights after one step of Weiszfeld's algorithm: inversely proportional to the distances."""
@@ -85,7 +61,12 @@ def geometric_weights(products: jax.Array, exponents: jax.Array, weights: jax.Ar
     start = jnp.zeros((), jnp.int32), jnp.full_like(near, jnp.inf), near / near.sum()
     shares = jax.lax.while_loop(moves, lambda state: (state[0] + 1, state[2], pulled(state[2])), start)[2]
     # If half of the weight is at the reference point, that point is the median.
-    return Weights(jnp.where(common == _ZERO, 0, shares * length), exponents, common)
+    return jnp.where(unit > 0, shares * length * unit / some, 0)
+
+
+def _far(dtype: Any) -> int:
+    """Return the exponent of the length, in units of the median, beyond which only a vector's direction matters."""
+    return jnp.finfo(dtype).maxexp // 4
 
 
 def _median(values: jax.Array, weights: jax.Array) -> jax.Array:
@@ -182,15 +163,15 @@ class GeometricMedian(Robust):
 
     def further_statistics(self, rows: jax.Array, first: Any, statistics: jax.Array) -> jax.Array:
         """Return the inner products of all pairs of vectors, relative to the reference point."""
-        weights, _, halves = _relative(_without_weight(rows, first), statistics)
-        units = jnp.ldexp(halves, -_exponents(statistics, weights)[:, None])
-        return jnp.matmul(units, units.T, precision=_EXACT)
+        _, _, away, _ = _relative(_without_weight(rows, first), statistics)
+        return jnp.matmul(away, away.T, precision=_EXACT)
 
     def reduced(self, rows: jax.Array, statistics: Any, step: Any, number: Any) -> jax.Array:
         first, products = statistics
-        weights, reference, halves = _relative(rows, first)
-        found = geometric_weights(products, _exponents(first, weights), weights).combine(halves)
-        return jnp.where(2 * weights.sum() > first[:, 0].sum(), reference + 2 * found, jnp.nan)
+        weights, reference, away, exponent = _relative(rows, first)
+        factors = geometric_weights(products, weights).astype(rows.dtype)[:, None]
+        point = reference + jnp.where(factors != 0, factors * away, 0).sum(0)
+        return jnp.where(2 * weights.sum() > first[:, 0].sum(), jnp.ldexp(point, exponent), jnp.nan)
 
 
 def _without_weight(rows: jax.Array, first: Any) -> jax.Array:
@@ -198,25 +179,18 @@ def _without_weight(rows: jax.Array, first: Any) -> jax.Array:
     return jnp.where(first & (jnp.arange(rows.shape[1]) == 0)[None], 0, rows)
 
 
-def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the weights of the finite vectors, their coordinate-wise median, and half of each vector's offset from it.
-
-    Halved because the full difference could overflow.
+def _relative(rows: jax.Array, statistics: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return the weights of the finite vectors, their coordinate-wise median (the reference point), each vector's
+    offset from it, and the exponent of the power of two by which the two were divided.
     """
     weights = jnp.where(statistics[:, 1] > 0, 0, statistics[:, 0])
-    finite = jnp.where(weights[:, None] > 0, rows, 0)
-    reference = Median().middle(finite, weights)
-    return weights, reference, jnp.where(weights[:, None] > 0, finite / 2 - reference[None] / 2, 0)
-
-
-def _exponents(statistics: jax.Array, weights: jax.Array) -> jax.Array:
-    """Return exponents of two that no element of half of a vector's offset exceeds; shape=(workers,), integers.
-
-    No element of the coordinate-wise median exceeds the median of the vectors' magnitudes.
-    """
-    found = jnp.frexp(statistics[:, 2])[1] + len(weights).bit_length()
-    found = jnp.where(statistics[:, 2] > 0, found, jnp.finfo(statistics.dtype).minexp)
-    return jnp.maximum(found, -_median(-found, weights))
+    magnitudes, limits = statistics[:, 2], jnp.finfo(rows.dtype)
+    exponents = jnp.where(magnitudes > 0, jnp.frexp(magnitudes)[1], limits.minexp)
+    common = _median(exponents, weights)
+    excess = jnp.maximum(exponents - common - _far(rows.dtype), 0)
+    scaled = jnp.where(weights[:, None] > 0, jnp.ldexp(rows, -(common + excess)[:, None]), 0)
+    reference = Median().middle(scaled, weights)
+    return weights, reference, jnp.where(weights[:, None] > 0, scaled - reference[None], 0), common
 
 
 def _votes(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

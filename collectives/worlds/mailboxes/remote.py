@@ -45,19 +45,16 @@ class MailboxServer:
         self._answer = answer
         self._door = socket.create_server(("", 0), backlog=128)
         self.endpoint: Endpoint = (addresses_of(self._door), secrets.token_bytes(32))
-        self._lines: list[Connection] = []
         self._over = False
         _start(self._admit)
 
     def stop(self) -> None:
-        """End all connections."""
+        """Accept no more connections, and end those on which a further request arrives."""
         if not self._over:
             self._over = True
             with suppress(OSError):
                 self._door.shutdown(socket.SHUT_RDWR)
             self._door.close()
-            for line in list(self._lines):
-                shut_down(line)
 
     def _admit(self) -> None:
         while not self._over:
@@ -66,18 +63,16 @@ class MailboxServer:
             except OSError:  # a stranger, or there are no file descriptors
                 time.sleep(0.01)
                 continue
-            self._lines.append(line)
             _start(self._talk, line)
 
     def _talk(self, line: Connection) -> None:
         """Answer the requests of one reader."""
         with line, suppress(OSError, EOFError):  # the reader has ended
-            while not self._over:
-                found = self._answer(*_QUESTION.unpack(line.recv_bytes()))
+            while (question := line.recv_bytes()) and not self._over:
+                found = self._answer(*_QUESTION.unpack(question))
                 line.send_bytes(b"" if found is None else b"+")
                 for start in range(0, 0 if found is None else found.size, _PIECE):
                     line.send_bytes(found.data[start : start + _PIECE])  # type: ignore[union-attr]
-        self._lines.remove(line)
 
 
 class RemoteReader:

@@ -118,7 +118,7 @@ def test_leaving_and_joining_workers(groups):
             world.leave(2), world.leave(0)
         if step == 10:
             world.join(0)
-        if step == 14:
+        if step == 12:
             world.join(1), world.join(2)
     assert all(own is not None for own in loop.own)
 
