@@ -384,15 +384,3 @@ def test_a_program_sends_any_dtype(world):
         assert metrics["empty root's"].shape == (0,)
         assert all(c.value.aval.size for message in program._parts.plan.messages for c in message)
         np.testing.assert_allclose(program.state, data["x"].mean(), rtol=1e-6)
-
-
-def test_complex_values_that_are_not_finite_raise(world):
-    def driver(state, batch):
-        return state, {"z": comm.all_reduce(jax.lax.complex(batch["x"].mean(), 1 / batch["x"].max()))}
-
-    data = {"x": np.zeros(world.size, np.float32)}
-    with (
-        ad.Program(driver, jnp.zeros(()), data, global_batch=world.size, world=world, resizable=False) as program,
-        pytest.raises(ad.NonFiniteError),
-    ):
-        program.step()

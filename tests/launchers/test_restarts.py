@@ -28,9 +28,6 @@ if step:
     ending.checkpoint_saved(int(step))
 if code == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
-if code == "wait":
-    print("waits", flush=True)
-    signal.pause()
 sys.exit(int(code))
 """
 
@@ -97,12 +94,3 @@ def test_the_exit_code_is_that_of_the_last_start(start):
     assert job.returncode == 0, said
     assert "adaptive run: the job ended with 137; it has written no checkpoint. It is started again (1 of 2)." in said
     assert "the job ended with 1; its newest checkpoint is that of step 4. It is started again (1 of 2)." in said
-
-
-def test_a_signal_to_the_launcher_ends_the_job_for_good(start):
-    with start("wait", "0", restarts=3) as job:
-        assert job.stdout.readline() == "waits\n"
-        job.send_signal(signal.SIGTERM)
-        said = job.communicate(timeout=limit(100))[1]
-    assert job.returncode == 143, said
-    assert "started again" not in said

@@ -10,7 +10,7 @@ import pytest
 
 from launchers import watch as watching
 from launchers.activity import INSIDE, OUTSIDE, ActivityReading
-from launchers.inspection import RUNS, STOPPED
+from launchers.inspection import RUNS
 from launchers.verdict import ProcessState
 from launchers.watch import Watch
 from tests.speed import limit
@@ -86,13 +86,6 @@ def test_a_stuck_rank_is_reported_and_killed_by_its_parent(monkeypatch, capsys):
     assert said.count("adaptive run: rank 0 (pid 100 on h) has waited for 2.0 s in message 1:") == 1
     assert said.count("rank 1: killed, and lost.") == 1
     assert job.looked[:4] == [False, False, True, True]  # ranks are asked after a while
-
-
-def test_a_rank_that_is_stopped_in_the_operation_is_stuck(monkeypatch):
-    job = Job()
-    job.states[1] = STOPPED
-    job.play(monkeypatch)
-    assert job.killed == [101]
 
 
 @pytest.mark.parametrize("since", [0, 2])  # rounds

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 
 import psutil
@@ -30,12 +29,8 @@ def half_way(case: str, world: comm.MPIWorld) -> None:
             die()
         case "raises":
             raise OSError("no space left for a checkpoint")
-        case "sys.exit 3":
-            sys.exit(3)
         case "os._exit 3":
             os._exit(3)
-        case "hangs":
-            threading.Event().wait()
         case "leaves":
             ending.leave_job()
         case "meets until its host is cut off":
@@ -60,8 +55,6 @@ def before_its_world(case: str) -> None:
     match case:
         case "killed in its import":
             die()
-        case "exit 0 in its import":
-            sys.exit()
 
 
 before_its_world(CASES.get(int(os.environ["OMPI_COMM_WORLD_RANK"]), ""))

@@ -40,12 +40,6 @@ def test_an_error_of_one_rank_ends_the_job():
     assert "runpy" not in result.stderr, result  # a traceback begins in the script
 
 
-@pytest.mark.long
-def test_the_code_of_one_rank_is_the_jobs():
-    """Ranks that get the error end with 1, and mostly before it."""
-    end("sys.exit 3:1", code=3)
-
-
 def test_ranks_that_wait_for_ever_are_ended():
     """The rank reports nothing: its parent sees how it ends."""
     result = end("os._exit 3:1", n=2, code=3)
@@ -56,13 +50,6 @@ def test_a_rank_that_is_killed_before_its_world():
     """The others would wait in MPI_Init without end."""
     result = end("killed in its import:1", n=2, code=137)
     assert re.search(r"rank 1 \(pid .*\) was killed by SIGKILL before its first world", result.stderr), result
-
-
-@pytest.mark.long
-def test_a_rank_that_ends_before_its_world():
-    result = end("exit 0 in its import:0", code=1)
-    said = r"rank 0 \(pid .*\) ended with exit code 0 before its first world, and rank . .* waits for it in comm.world"
-    assert re.search(said, result.stderr), result
 
 
 @pytest.mark.long

@@ -30,7 +30,6 @@ with comm.world(hang_timeout=3 * at_start()) as world:  # the same on all
             case "killed in a message": Sharded.reduce = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             case "stopped": os.kill(os.getpid(), signal.SIGSTOP)
             case "over": sys.exit(3)
-            case "raises": raise ZeroDivisionError
     start = time.monotonic()
     try:
         comm.all_reduce(np.ones(1000, np.float32), op="sum")
@@ -48,30 +47,17 @@ def script(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "lost", "n", "heard"),
+    ("how", "heard"),
     [
-        (
-            "killed",
-            1,
-            2,
-            "rank 0 of 2 lost the connection to the others in all_reduce.*: rank 1 has closed its connection",
-        ),
-        (
-            "killed",
-            2,
-            3,
-            r"rank \d of 3 lost the connection to the others in all_reduce.*: rank \d has closed its connection",
-        ),
-        ("killed in a message", 1, 2, "rank 0 of 2 lost the connection to the others in all_reduce.*Gloo"),
-        ("over", 1, 2, "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
-        ("raises", 0, 2, "rank 0 failed in its JaxWorld's block: ZeroDivision"),
+        ("killed", "rank 0 of 2 lost the connection to the others in all_reduce.*: rank 1 has closed its connection"),
+        ("killed in a message", "rank 0 of 2 lost the connection to the others in all_reduce.*Gloo"),
+        ("over", "rank 1 failed in its JaxWorld's block: SystemExit: 3"),
     ],
 )
-def test_where_one_is_lost_the_others_hear_of_it_and_end(script, how, lost, n, heard):
-    results = run([script, how, str(lost)], n=n, timeout=60, expect_failure=True)
-    for rank, result in enumerate(results):
-        assert rank == lost or re.search(f"heard after .*{heard}", result.stdout), result
-        assert result.returncode != 134, result  # JAX's way to end whom it has waited for
+def test_where_one_is_lost_the_other_hears_of_it_and_ends(script, how, heard):
+    result, _ = run([script, how, "1"], timeout=60, expect_failure=True)
+    assert re.search(f"heard after .*{heard}", result.stdout), result
+    assert result.returncode != 134, result  # JAX's way to end whom it has waited for
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-import pytest
 
 from adaptive.base.channel import PartSpec
 from collectives.worlds.reducing.receive_buffers import (
@@ -12,7 +11,6 @@ from collectives.worlds.reducing.receive_buffers import (
     allocated,
 )
 from collectives.worlds.transport.mpi_channel import ReduceByMPI
-from collectives.worlds.transport.operations import ROOM
 
 F32 = np.dtype(np.float32)
 LAYOUT = [PartSpec((5,), F32, "sum"), PartSpec((3, 7), np.dtype(np.int8), "max"), PartSpec((), F32, "min")]
@@ -36,24 +34,6 @@ def test_what_arrives_is_on_every_device():
     again = made.on(devices[:1])[0]
     assert again[0].tolist() == [1] * 5
     assert [x is y for x, y in zip(again, aliases, strict=True)] == [False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("first", "status", "in_preamble", "status_in_preamble"),
-    [
-        (ROOM - 1, 3, True, True),
-        (ROOM, ROOM, True, True),
-        (ROOM + 1, ROOM, False, True),
-        (ROOM + 1, ROOM + 1, False, False),
-        (ROOM + 1, 0, False, True),
-    ],
-)
-def test_part_0_and_the_status_are_in_the_preamble_if_there_is_room(first, status, in_preamble, status_in_preamble):
-    made = ReduceByMPI(None, (PartSpec((first,), F32, "sum"),), status)
-    assert (made.in_preamble is not None, made.status_in_preamble) == (in_preamble, status_in_preamble)
-    made.free[:] = 7
-    assert made.free.size == status
-    assert np.count_nonzero(made.room == 7) == status * status_in_preamble
 
 
 def test_layouts_that_differ_have_other_numbers():

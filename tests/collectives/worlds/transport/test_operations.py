@@ -61,15 +61,6 @@ def test_where_nobody_has_the_state_all_say_so():
     assert Job(2).run(use) == [True] * 2
 
 
-def test_a_function_is_run_once():
-    runs = []
-    operation = RunOnce("step 1", "", 7, "", lambda: runs.append(1))
-    operation.carry_out(None)
-    with pytest.raises(AssertionError):
-        operation.carry_out(None)
-    assert runs == [1]
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 8, 9, 16, 17])
 def test_arrays_are_sent_in_pieces_that_mpi_can_count(nbytes, monkeypatch):
     monkeypatch.setattr(operations, "_MESSAGE_BYTES", 8)
