@@ -199,37 +199,38 @@ class _Comparison:
     def _compare_step(self, start: Start, step: int, splits: Sequence[Split]) -> Start:
         """Compare one step. Return the start of the next step."""
         whole, *others = (self.bench.run(start, split, step) for split in (self.even, *splits))
-        self._must_be_finite(whole)
         self.trained = self.trained or any(
             t.contributions[p].any() and t.changes[k].any() for t in (whole, *others) for p, k in self.training
         )
         if any(self._differing(whole, other) for other in others):
             self._learn_rounding(start, step, whole)
+        self._note_what_hides(whole)
         for split, other in zip(splits, others, strict=True):
             self._follow(whole, other, fewer=() in split)
         return whole.after
 
-    def _must_be_finite(self, whole: Result) -> None:
+    def _note_what_hides(self, whole: Result) -> None:
+        """Note the values that are not finite, and those that rounding hides."""
         places = [p for p in self.depend.places if self.depend.is_reduced_data(p)]
         state = [(o.name, v) for o, v in zip(self.bench.outputs, whole.outputs, strict=True) if o.kind == "state"]
         for name, value in [*((self.depend.label(p), whole.contributions[p]) for p in places), *state]:
             if np.issubdtype(value.dtype, np.inexact) and not np.isfinite(value).all():
                 self.unknown[f"{name} is not finite on this batch, so there is nothing to compare."] = None
+        largest = max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
+        for place, floor in self.rounding.items():
+            size = norm(whole.contributions[place])
+            if place in self.depend.places and norm(floor) > _NOISY * size and size > _NEGLIGIBLE * largest:
+                text = f"rounding alone moves {self.depend.label(place)} by so much that it hides any difference."
+                self.unknown[text] = None
 
     def _learn_rounding(self, start: Start, step: int, whole: Result) -> None:
         """Measure how reduced values change if inputs change by one unit in the last place."""
-        largest = max((norm(v[np.isfinite(v)]) for v in whole.contributions.values()), default=0.0)
         for _ in range(_NUDGES):
             nudged, batch = self.bench.nudged(start, self.rng)
             again = self.bench.run(nudged, self.even, step, batch=batch)
             for place, value in whole.contributions.items():
                 gaps = differences(value, again.contributions[place])
                 self.rounding[place] = np.maximum(gaps, self.rounding.get(place, 0.0))
-        for place in self.depend.places:
-            size = norm(whole.contributions[place])
-            if norm(self.rounding[place]) > _NOISY * size and size > _NEGLIGIBLE * largest:
-                text = f"rounding alone moves {self.depend.label(place)} by so much that it hides any difference."
-                self.unknown[text] = None
 
     def _compare_means(self, step: int) -> None:
         """Compare what monitors are given as a mean with what it is to be the mean of, in one microbatch."""
@@ -241,11 +242,9 @@ class _Comparison:
         split = tuple((size,) if w == min(needed, default=0) else () for w in range(len(self.even)))
         rows = jax.tree.map(lambda a: a[:size], self.bench.batch)
         gaps = self.bench.run(self.bench.start, split, step, batch=rows).gaps
-        for (local, _), (gap, own, mean) in zip(pairs, gaps, strict=True):
-            scale = max(own, mean)
-            if 0 < scale < np.inf and gap > _NOT_THE_MEAN * scale:
-                what = f"{local.params['what']}{at(line_of(local.source_info))}"
-                _raise_to(self.found.wrong_means, what, float(gap / scale))
+        for (local, _), gap in zip(pairs, gaps, strict=True):
+            if gap > _NOT_THE_MEAN:
+                _raise_to(self.found.wrong_means, f"{local.params['what']}{at(line_of(local.source_info))}", float(gap))
 
     # --- two results --------------------------------------------------------------------------------------------------
 

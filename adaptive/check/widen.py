@@ -73,8 +73,8 @@ def widened(plans: Planner) -> Planner:
     """Return the driver's plans in double precision, with matrix products at full precision.
 
     The driver has more metrics. For each of `reduced`, its value; for one that differs between workers, one worker's.
-    For each pair of `paired`, the norms of the difference between both sides, of the mean of the local side over all
-    examples, and of the other side; shape=(3,).
+    For each pair of `paired`, the relative difference between both sides, of which the local one is averaged over all
+    examples; NaN if both are 0.
 
     Raises:
       CannotWidenError: the driver has a primitive that works only in its own dtypes.
@@ -143,11 +143,9 @@ def _atoms(pairs: Sequence[tuple[JaxprEqn, JaxprEqn]]) -> list[Atom]:
 
 def _gap(local: list[Any], mean: list[Any]) -> Any:
     averaged = collective(ExampleMean(), local, weight=read(EXAMPLES))
-    squares = [
-        sum(jnp.sum(jnp.abs(x) ** 2) for x in leaves)
-        for leaves in ([a - b for a, b in zip(averaged, mean, strict=True)], averaged, mean)
-    ]
-    return jnp.sqrt(jnp.stack(squares))
+    apart = [a - b for a, b in zip(averaged, mean, strict=True)]
+    gap, own, other = (jnp.sqrt(sum(jnp.sum(jnp.abs(x) ** 2) for x in leaves)) for leaves in (apart, averaged, mean))
+    return gap / jnp.maximum(own, other)
 
 
 def evaluated(
