@@ -29,7 +29,6 @@ from adaptive.observe import sinks as _sinks
 from adaptive.observe.events import HookValues
 from adaptive.observe.scalars import Noise, noise_of
 from adaptive.runtime.local_world import LocalWorld
-from controllers.simulate import read_trace
 from tests.adaptive import event_files
 from tests.adaptive.drivers import event, make_data
 from tests.speed import limit
@@ -91,7 +90,7 @@ def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, error):
                 break
     rows = rows_of(tmp_path / "run.csv")
     assert [int(row["step"]) for row in rows] == [first, first + 1, first + 2]
-    assert [step.step for step in read_trace(tmp_path / "run.jsonl").steps] == [first, first + 1, first + 2]
+    assert ad.log.read(tmp_path / "run.jsonl")["step"].tolist() == [first, first + 1, first + 2]
 
 
 class Failing(Kept):
@@ -206,7 +205,7 @@ def test_a_script_with_an_uncaught_error_writes_all_steps(tmp_path):
     command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(100))
     assert done.returncode == 1, done.stderr
-    assert [step.step for step in read_trace(path).steps] == [1, 2, 3]
+    assert ad.log.read(path)["step"].tolist() == [1, 2, 3]
 
 
 def test_exit_hooks_run_once_if_one_raises():
