@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from .reductions import Reduction
+from .reductions import Reduction, Sliced
 
 Parts = Sequence[jax.Array]
 Arrived = tuple[list[list[jax.Array]], np.ndarray]  # what `Channel.exchange` returns
@@ -24,6 +25,16 @@ class PartSpec(NamedTuple):
     dtype: np.dtype
     op: Reduction  # "sum", "max", "min", or a `Reduction` that is an object
     sharding: Sharding | None = None  # over the worker's mesh; `None`: not sharded
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element on the wire."""
+        return (self.op.wire_dtype(self.dtype) if isinstance(self.op, Sliced) else self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the part that one worker sends."""
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(slots=True)

@@ -81,7 +81,7 @@ def check_invariance(
         )
     if note := _why_not_compared(plan, engine.world.devices[0]):
         return Invariance("not known", note=note)
-    limits: dict[str, Any] = {"least": engine.step_plan.min_microbatches, "most": engine.kernels.largest_microbatch}
+    limits: dict[str, Any] = {"least": engine.context.min_microbatches, "most": engine.kernels.largest_microbatch}
     even = even_split(examples, plan.graph.capacity, plan, **limits)
     splits = uneven_splits(rng, _SPLITS, even, plan, **limits)
     if not splits:

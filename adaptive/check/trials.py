@@ -22,6 +22,7 @@ from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.kernels.microbatches import Microbatches
 from adaptive.runtime.local_world import LocalWorld
+from adaptive.runtime.step_context import StepContext
 
 from .dependencies import Output
 from .rounding import in_double, nudged
@@ -156,10 +157,11 @@ class Bench:
             [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
         )
         options = KernelOptions(deterministic=True)
-        self._trial = Engine(plans, list(self.start.states[0]), world, kernels=options)
-        steps = self._trial.step_plan
-        feed = steps.feed
-        steps.feed = replace(feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints)))
+        context = StepContext(plans, list(self.start.states[0]), world, kernels=options)
+        self._trial, feed = Engine(context), context.feed
+        context.feed = replace(
+            feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints))
+        )
 
     def close(self) -> None:
         self._trial.close()

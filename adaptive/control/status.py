@@ -25,7 +25,7 @@ import numpy as np
 
 from adaptive.base.activity import WorkerSeconds
 from adaptive.base.world import World
-from adaptive.runtime.step_plan import StepStatus
+from adaptive.runtime.step_context import StepStatus
 
 from .batch_sizes import BatchSizes
 from .decision_digest import DecisionDigest

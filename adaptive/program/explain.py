@@ -19,7 +19,7 @@ from adaptive.runtime.engine import Engine
 from adaptive.runtime.kernels.memory_bound import temporary_bytes
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.message import Layout
-from adaptive.runtime.step_plan import bytes_on_device, bytes_per_execution
+from adaptive.runtime.step_context import bytes_on_device, bytes_per_execution
 
 
 def explain(engine: Engine, sizes: BatchSizes, data: Data, world: World) -> str:
@@ -175,14 +175,14 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     largest = max(batch_sizes[worker] for worker in world.workers)
     rows = largest if mesh is None or largest % mesh.granule else largest // mesh.granule
     kernels = engine.kernels
-    first = [kernels.fixed_microbatches(size, by_memory=True) for size in batch_sizes]
+    first = [kernels.fixed_microbatches(size) for size in batch_sizes]
     several = kernels.splittable and (kernels.resizable or any(len(microbatches) > 1 for microbatches in first))
     arrives = [n for n, message in enumerate(plan.messages) if message.travels]
     arriving = sum(bytes_on_device(place, number, engine.layouts[number]) for number in arrives)
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
-    kernels_of_one = [kernel.run for kernel in kernels.compiled.all_of(0)]
-    temporaries = temporary_bytes([*engine.context.programs.of(0), *kernels_of_one])
+    compiled = [*engine.context.programs.values(), *kernels.compiled.all_of(0)]
+    temporaries = temporary_bytes([kernel.run for kernel in compiled])
     found = [
         Needed("state", _bytes_of(state), f"{len(state)} leaves"),
         Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),
@@ -214,6 +214,6 @@ def _bytes_of(arrays: Iterable[jax.Array]) -> int:
 
 def _constants(engine: Engine) -> Iterable[Any]:
     """Yield each constant once, even if several programs read it."""
-    arrays = [c for values in engine.context.programs.consts.values() for c in values[0].values()]
-    arrays += [c for kernel in engine.kernels.compiled.all_of(0) for c in kernel.call.consts.values()]
-    return {id(c): c for c in arrays}.values()
+    programs = [call for (*_, local_index), call in engine.context.programs.calls.items() if not local_index]
+    kernels = [kernel.call for kernel in engine.kernels.compiled.all_of(0)]
+    return {id(c): c for call in (*programs, *kernels) for c in call.consts.values()}.values()

@@ -41,6 +41,7 @@ from adaptive.runtime.kernels import KernelOptions
 from adaptive.runtime.kernels.cache import share_compilations
 from adaptive.runtime.kernels.memory_bound import MemoryBound, bytes_left
 from adaptive.runtime.kernels.microbatches import CALL_OVERHEAD
+from adaptive.runtime.step_context import StepContext
 
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by
 from .first_plan import check_alike, first_plan, plan_for_capacity
@@ -171,7 +172,7 @@ class ProgramParts:
             options = replace(options, resizable=False)
             fixed_by = f"{self.plan.one_size}. Gather values whose shape does not depend on the batch."
         self._prepare_status(options, roster, fixed_by)
-        self.engine = Engine(
+        context = StepContext(
             planner,
             leaves,
             world,
@@ -182,7 +183,8 @@ class ProgramParts:
             activity=self.activity,
             revision=self.revision,
         )
-        self.run.notes += self.engine.context.placements[0].notes
+        self.engine = Engine(context)
+        self.run.notes += context.placements[0].notes
         self._prepare_sizes(options, fixed_by)
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self._prepare_reports(options)

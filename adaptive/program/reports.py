@@ -18,7 +18,7 @@ from adaptive.control.hooks import TakenStep
 from adaptive.observe.events import Asked, StepEvent, hook_values
 from adaptive.observe.report import Report, report_of
 from adaptive.runtime.finite import Trouble, not_finite
-from adaptive.runtime.step_plan import Outcome
+from adaptive.runtime.step_context import Outcome
 
 from .arguments import NonFinite
 
@@ -130,7 +130,7 @@ class Reports:
                 "step": run.step,
                 "epoch": epoch,
                 "examples": examples,
-                "metrics": tree.unflatten(outcome.results[outcome.steps.metrics] if committed else _unknown(p)),
+                "metrics": tree.unflatten(outcome.results[outcome.shown[1]] if committed else _unknown(p)),
                 "batch_sizes": ran[0],
                 "global_batch": sum(ran[0]),
                 "messages": outcome.messages,

@@ -22,7 +22,7 @@ from adaptive.base.world import MembersChanged
 from adaptive.observe.report import Report
 from adaptive.operators.sources import Reading
 from adaptive.runtime.fused_step import UNDER_WAY
-from adaptive.runtime.step_plan import Outcome
+from adaptive.runtime.step_context import Outcome
 
 from .members import Members, RunEnds
 from .parts import ProgramParts

@@ -4,100 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
-from adaptive.base.activity import COMPUTING, Activity
+from adaptive.base.activity import COMPUTING
 from adaptive.base.process.cores import n_cores
-from adaptive.base.revision import Revision
-from adaptive.base.world import World
 from adaptive.data.stream import Share
-from adaptive.graph.planner import Planner
 from adaptive.operators.sources import Reading
 
 from .fused_program import why_not
 from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
-from .kernels import KernelOptions, Kernels
 from .kernels.compile import side_by_side
 from .kernels.memory_bound import check_memory
 from .kernels.microbatches import Microbatches
-from .kernels.programs import Programs
-from .placement import placements_of
-from .segment import microbatch_functions
-from .step_plan import Outcome, Prefetch, StepContext, StepPlan, StepStatus, bytes_per_execution
-from .worker_state import OpStates, States, WorkerState
+from .step_context import Outcome, Prefetch, StepContext
+from .worker_state import OpStates, States
 
 
 class Engine:
     """Runs the steps of one plan on this process's workers.
 
-    Args:
-      state: leaves of the initial state; see `WorkerState`.
-      status: exchanged with the last message of each step.
-      finite: whether values that are not finite prevent a commit.
-      name: the program's name, which distinguishes its messages from those of other programs.
-      revision: incremented when steps must be prepared again.
-
     Attributes:
-      workers: the state of the workers.
-      context: the parts that steps share.
       fused: runs steps as one program; `None` where the host takes part in reductions.
     """
 
-    def __init__(
-        self,
-        plans: Planner,
-        state: list[Any],
-        world: World,
-        *,
-        kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
-        status: StepStatus | None = None,
-        finite: bool = False,
-        name: str = "",
-        activity: Activity | None = None,
-        revision: Revision | None = None,
-    ):
-        plan, status, revision = plans.reference, status or StepStatus(), revision or Revision()
-        self.plan, self.world, self.plans, self.name = plan, world, plans, name
-        steps = self.step_plan = StepPlan(plans, world, status=status.length, finite=finite, name=name)
-        self.layouts, feed, elements = steps.layouts, steps.feed, status.length
-        placements = placements_of(world, plan, steps.layouts, state)
-        self.kernels = Kernels(
-            lambda examples: microbatch_functions(plans(examples), feed, elements),  # holds no engine
-            placements,
-            splittable=plan.splittable,
-            min_microbatches=steps.min_microbatches,
-            microbatch_bytes=bytes_per_execution(plan, steps.layouts, placements[0]),
-            options=kernels,
-            name=steps.label,
-            revision=revision,
-        )
-        self.workers = WorkerState(plan, state, placements, revision)
-        ctx = self.context = StepContext(
-            step_plan=steps,
-            world=world,
-            workers=self.workers,
-            kernels=self.kernels,
-            programs=Programs(
-                *(plan, steps.feed, steps.layouts, placements, self.kernels.compiled.constants), label=steps.label
-            ),
-            placements=placements,
-            channels=[
-                world.channel(placements[0].specs(number, layout), layout.status, (name, number))
-                for number, layout in enumerate(steps.layouts)
-            ],
-            status=status,
-            activity=activity or Activity(world),
-            waiters=ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None,
-        )
+    def __init__(self, ctx: StepContext):
+        self.context, self.plan, self.plans, self.world, self.name = ctx, ctx.plan, ctx.plans, ctx.world, ctx.name
+        self.layouts, self.kernels, self.workers = ctx.layouts, ctx.kernels, ctx.workers
         self.fused: FusedStep | None = None
-        mesh = mesh_for(world)
-        if mesh is not None and not why_not(plan, mesh):
+        mesh = mesh_for(ctx.world)
+        if mesh is not None and not why_not(ctx.plan, mesh):
             self.fused = self.workers.held_by = FusedStep(ctx, mesh)
             self.kernels.compiled.compile_step = self.fused.compile
         self._host_step = HostStep(ctx)
@@ -120,16 +59,13 @@ class Engine:
     @property
     def has_status(self) -> bool:
         """Whether each step has a message that carries the status."""
-        return self.step_plan.status_message >= 0
+        return self.context.status_message >= 0
 
     # --- compiling ----------------------------------------------------------------------------------------------------
 
     def compile(self, sizes: Sequence[int], of_all: Sequence[int] = ()) -> None:
-        """Compile the programs of every step, and the kernels for the first sizes of this process's workers.
-
-        Args:
-          sizes: by local index.
-          of_all: the first sizes of all workers; required with several processes.
+        """Compile the programs of every step, and the kernels for the first sizes of this process's workers, by local
+        index. `of_all`: the first sizes of all workers; required with several processes.
         """
         start, whole, of_all = time.perf_counter(), Microbatches(), sizes if self.world.processes == 1 else of_all
         jobs: list[Callable[[], object]] = [*self.context.programs.jobs()]
@@ -140,7 +76,7 @@ class Engine:
                 jobs.append(partial(self.fused.compile, whole))
         first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
         side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
-        self.kernels.counters.waited_seconds += time.perf_counter() - start
+        self.kernels.compiled.counters.waited_seconds += time.perf_counter() - start
         if whole:
             self.kernels.ask_for_step(whole)
         self.kernels.extend(max(sizes))
@@ -152,7 +88,7 @@ class Engine:
 
     def expect(self, sizes: Sequence[int]) -> None:
         """Set the minimum number of microbatches for these sizes of all workers. Precedes questions about kernels."""
-        self.kernels.min_microbatches = self.step_plan.min_microbatches_of(max(sizes), sum(sizes))
+        self.kernels.min_microbatches = self.context.min_microbatches_of(max(sizes), sum(sizes))
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -186,7 +122,7 @@ class Engine:
         activity.now = COMPUTING
         activity.marks.append((COMPUTING, time.perf_counter(), self.world.waited))
         if fused is not None:
-            if microbatches is None and fused.fits(share.sizes, readings[0].step):
+            if microbatches is None and fused.fits(share.sizes, readings):
                 return fused(share, readings, prefetch, more, wait=wait)
             if not fused.settle():
                 return None

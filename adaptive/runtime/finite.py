@@ -1,8 +1,7 @@
 """A check that a reduced message is finite, and the error for a step whose message is not.
 
-The check of the reduced values finds contributions of any worker that are not finite, sums that overflow, and means
-whose weights are all zero (0 / 0). The reduced values are bitwise equal on all workers, so all of them stop at the same
-message, before the step is committed. Then `nan_origin.py` determines whose contributions are not finite.
+Not finite are contributions of any worker, sums that overflow, and means whose weights are all zero (0 / 0). The
+reduced values are bitwise equal on all workers, so all stop at the same message, before the step is committed.
 """
 
 from __future__ import annotations

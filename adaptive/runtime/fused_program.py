@@ -1,22 +1,13 @@
 """The fused step: a whole step as one XLA program, `jax.shard_map` with the collectives inside.
 
 It runs over the mesh of the workers' devices, or of a lone worker's device. The program consists of the plan's segments
-and messages, in the order in which the host step runs them (`host_step.py`), so it computes the same. Barriers between
-segments keep XLA from fusing across them, so on CPU devices the results are bitwise equal.
-
-    segments  prologue and microbatches, as on each worker by itself
-    pack      the parts of each message, added up over microbatches
-    reduce    over the mesh's axis (`WorkerMesh.reduce_within`)
-    check     whether the reduced parts are finite
-    final     on the reduced parts
-    commit    `where(ok, new, old)`, so that the memory of the old state can be donated
-
-A step that is not finite changes nothing, and neither do those after it, which the host may have dispatched already:
-the number of the first such step is passed from step to step, until the host has read it.
+and messages, in the order in which the host step runs them (`host_step.py`). Barriers between segments keep XLA from
+fusing across them, so on CPU devices the results are bitwise equal. The state becomes `where(ok, new, old)`, so that
+the memory of the old one can be donated. A step that is not finite changes nothing, and neither do those after it,
+which the host may have dispatched already: the number of the first such step is passed from step to step.
 
 Every leaf of the state is a "replicated" array over the mesh. So are local leaves, although each device holds the value
-of its own worker: such an array is never read as a whole, and `shard_map` does not move data. Workers that are meshes
-themselves would need a second axis, over which their leaves are sharded and this file does not reduce.
+of its own worker: such an array is never read as a whole, and `shard_map` does not move data.
 """
 
 from __future__ import annotations
@@ -42,7 +33,7 @@ from .message import accumulate
 from .segment import FLOATS, INTS, START, Address, SegmentFunction, microbatch_functions, segment_function
 
 if TYPE_CHECKING:
-    from .step_plan import StepContext
+    from .step_context import StepContext
 
 NO_FAULT = -1  # in place of the number of a step
 
@@ -91,18 +82,18 @@ class FusedProgram:
 
     Attributes:
       calls: the segments before messages, by kind, level and size; 0 for a prologue.
-      consts: arrays that the program's segments close over, on the mesh; those of the final segment last.
+      consts: arrays that these close over, on the mesh; those of the final segment last.
       run: `run(state and operator states, Given) -> Results`; the memory of the first is donated.
     """
 
     def __init__(self, ctx: StepContext, arrays: MeshArrays, microbatches: Microbatches):
-        self.steps, self.mesh, self.microbatches = ctx.step_plan, arrays.mesh, microbatches
+        self.steps, self.mesh, self.microbatches = ctx, arrays.mesh, microbatches
         self.state, self.n_replaced = list(ctx.workers.places), ctx.workers.replaced
         plan, feed, programs = self.steps.plan, self.steps.feed, ctx.programs
         # For microbatch segments; others come from the reference plan.
         sized = {size: self.steps.plans(size) for size in dict.fromkeys(microbatches)}
         self.calls: dict[tuple[str, int, int], SegmentFunction] = {
-            ("prologue", level, 0): programs.segments["prologue", level] for level in plan.prologues
+            ("prologue", level, 0): programs.calls["prologue", level, 0] for level in plan.prologues
         }
         status = sum(layout.status for layout in self.steps.layouts)
         for size, of_size in sized.items():
@@ -112,7 +103,7 @@ class FusedProgram:
         on, devices = ctx.kernels.compiled.constants.on, ctx.world.devices
         self.consts = [
             {address: arrays.joined([on(device, x) for device in devices]) for address, x in call.consts.items()}
-            for call in (*self.calls.values(), programs.segments["final", 0])
+            for call in (*self.calls.values(), programs.calls["final", 0, 0])
         ]
         batch = sized[microbatches[0]].graph.batch_vars
         shapes, donated = self._shapes(arrays, [v.aval for v in batch]), P()
@@ -159,10 +150,8 @@ class FusedProgram:
 
 
 def _as_one(plan: Plan, size: int, deterministic: bool) -> frozenset[Var]:
-    """Return the weights in place of which 1 is sent, where all microbatches have this size.
-
-    That saves the multiplication. The quotients are bitwise equal if the size is a power of two; for other sizes it is
-    done only in programs whose last bits may depend on the machine's speed.
+    """Return the weights in place of which 1 is sent, where all microbatches have this size; saves the multiplication.
+    The quotients have other last bits if the size is no power of two.
     """
     if size & (size - 1) and deterministic:
         return frozenset()

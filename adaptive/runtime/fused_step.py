@@ -1,18 +1,14 @@
 """Steps of equal batches as one XLA program each (`fused_program.py`), for which the host never waits.
 
-Between such steps the state is kept as arrays over the mesh. `WorkerState.fetch` returns each worker's leaves (for
-checkpoints, `evaluate` and host steps): the devices' shards of the same memory. The next such step joins them again.
-Neither copies.
+Between such steps the state is kept as arrays over the mesh. `WorkerState.fetch` returns each worker's leaves, the
+devices' shards of the same memory; the next such step joins them again.
 
-Whether a step was finite, its *verdict*, is copied to the host when it is computed, and read when a later step is
-dispatched. Two steps are under way at most; if the host is further ahead, it waits for the first of them. A step that
-is not finite, and those after it, change no state. When the host has read that, it takes that step again as a host
-step, which says why. Processes of `jax.distributed` wait for each step: all must read a verdict in the same step, and
-an error of the program means that a process was lost.
+Whether a step was finite, its *verdict*, is read when a later step is dispatched. If it was not, the host takes that
+step again as a host step, which says why. Processes of `jax.distributed` wait for each step: all must read a verdict in
+the same step, and an error of the program means that a process was lost.
 
 A single program cannot measure the computing time of each worker. So some steps run as host steps, which can: the
-second, the fourth … after a change of sizes, and later ones at equal intervals. They depend on the number of steps
-only, so they are the same in every run, and on every process.
+second, the fourth … after a change of sizes, and later ones at equal intervals.
 
 All processes run a step in the same form. They decide by values that are equal on all of them: sizes, the number of
 steps, and an exchange of which processes have compiled the program. Everything that can fail on a single process is
@@ -44,10 +40,10 @@ from .fused_program import NO_FAULT, FusedProgram, Given, Results
 from .kernels.memory_bound import bytes_of, check_update
 from .kernels.microbatches import Microbatches
 from .mesh_arrays import MeshArrays
-from .step_plan import Outcome
+from .step_context import Outcome
 
 if TYPE_CHECKING:
-    from .step_plan import Prefetch, StepContext
+    from .step_context import Prefetch, StepContext
 
 UNDER_WAY = 2  # maximum number of steps whose verdicts are not read
 _APART = 64  # maximum number of steps between timed ones, if the driver reads the workers' seconds
@@ -63,9 +59,8 @@ _log = logging.getLogger("adaptive")
 def mesh_for(world: World) -> WorkerMesh | None:
     """Return the mesh over which a world's steps can be fused; `None` if they cannot.
 
-    A lone worker has one if its device is an accelerator. On a CPU no launch is hidden, and a choice of the new state
-    by a flag keeps XLA from fusing the update into the backward pass: a step of a perceptron with 5 million parameters
-    takes 2.6 times as long.
+    A lone worker on a CPU has none: no launch is hidden there, and the choice of the new state by a flag keeps XLA from
+    fusing the update into the backward pass, up to 2.6 times the time.
     """
     if world.capacity > 1:
         return world.worker_mesh()
@@ -74,10 +69,7 @@ def mesh_for(world: World) -> WorkerMesh | None:
 
 
 class FusedStep:
-    """Runs steps in which all workers of a mesh run the same microbatches.
-
-    Args:
-      ctx: `why_not` must be "" for its plan.
+    """Runs steps in which all workers of a mesh run the same microbatches. `why_not` must be "" for the plan.
 
     Attributes:
       fault: the number of steps before the first one that was not finite; `NO_FAULT` if none is known. Replicated.
@@ -87,23 +79,21 @@ class FusedStep:
 
     def __init__(self, ctx: StepContext, mesh: WorkerMesh):
         self._ctx: StepContext = proxy(ctx)  # weak, because its worker state refers to this object
-        self._steps = steps = ctx.step_plan
-        self._mesh, plan = mesh, steps.plan
+        self._mesh, plan = mesh, ctx.plan
         self._several = ctx.world.processes > 1
         self._arrays = MeshArrays(mesh, ctx.world.devices)
         self.failed = self.lost_state = False
-        self._programs: dict[Microbatches, FusedProgram] = {}
+        self._programs: dict[Microbatches, FusedProgram | str] = {}  # those of this process, or why they failed
         self._program: FusedProgram | None = None  # of the current size
         self._size, self._microbatches = 0, Microbatches()
-        self._errors: dict[Microbatches, str] = {}  # the errors of compilations on this process
         self._held: list[jax.Array] | None = None  # changed leaves, and operator states
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
-        self._bytes = sum(steps.layouts[number].nbytes for number in self._sent)
-        self._has_status = steps.status_message >= 0
-        status = steps.layouts[steps.status_message].parts[0].dtype if self._has_status else np.dtype(np.float32)
+        self._bytes = sum(ctx.layouts[number].nbytes for number in self._sent)
+        self._has_status = ctx.status_message >= 0
+        status = ctx.layouts[ctx.status_message].parts[0].dtype if self._has_status else np.dtype(np.float32)
         self._status_dtype = status
-        self._measured = [s for s in (*steps.feed.floats, *steps.feed.ints) if s not in FIXED and s != STEP]
+        self._measured = [s for s in (*ctx.feed.floats, *ctx.feed.ints) if s not in FIXED and s != STEP]
         self._vectors: tuple[Any, Any] = (None, None), ()  # those of the sources, on the devices, and what they hold
         self._step: Any = None  # the number of steps done, on the devices
         self._next = -1  # the step for which `_step` is valid
@@ -114,9 +104,8 @@ class FusedStep:
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
         self._apart = _APART if reads_seconds else _FAR_APART
         self._since = 0  # steps of this size
-        self._timed = False  # whether the last step was a host step
         self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in ctx.world.devices]
-        self._seconds: list[float] = []  # as they are told
+        self._seconds: list[float] = []  # as they are reported
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -138,30 +127,27 @@ class FusedStep:
 
     def compile(self, microbatches: Microbatches) -> None:
         """Compile the program for these microbatches of each worker, and wait for it."""
-        if microbatches in self._errors or microbatches in self._programs:
+        if microbatches in self._programs:
             return
         try:
-            if not self._programs:  # a first host step may come much later
-                self._prepare_messages()
-            self._programs[microbatches] = self._checked(FusedProgram(self._ctx, self._arrays, microbatches))
+            for number in [] if self._programs else self._sent:  # a first host step may come much later
+                parts = self._ctx.layouts[number].parts
+                self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
+            program, memory = FusedProgram(self._ctx, self._arrays, microbatches), self._ctx.kernels.memory
+            nbytes = None if memory is None else bytes_of([program.run], 0)
+            if memory is not None and nbytes is not None and not memory.fits(nbytes):
+                raise OutOfMemoryError(f"it needs {nbytes >> 20} MiB, more than is left")
+            self._programs[microbatches] = program
         except ReferenceError:  # the program was closed and freed meanwhile
             return
         except Exception as error:
-            self._errors[microbatches] = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._programs[microbatches] = why = f"{type(error).__name__}: {error}".splitlines()[0]
             _log.debug("compiling one program for all devices failed:", exc_info=True)
             if not self._several:  # with several processes, all must agree to give up
-                self._give_up(f"it could not be compiled: {self._errors[microbatches]}")
+                self._give_up(f"it could not be compiled: {why}")
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._microbatches:
                 del self._programs[old]
-
-    def _checked(self, program: FusedProgram) -> FusedProgram:
-        """Return the program. Raises an OutOfMemoryError if it would not fit the memory."""
-        memory = self._ctx.kernels.memory
-        nbytes = None if memory is None else bytes_of([program.run], 0)
-        if memory is not None and nbytes is not None and not memory.fits(nbytes):
-            raise OutOfMemoryError(f"it needs {nbytes >> 20} MiB, more than is left")
-        return program
 
     def _give_up(self, why: str) -> None:
         """Take all further steps as host steps. Replicated."""
@@ -170,31 +156,23 @@ class FusedStep:
             "Steps of %s do not run as one program over all devices: %s. Steps continue with separate programs for "
             "each device and message: the results are the same, but steps take longer. If memory ran out, a smaller "
             "local batch may help; the log 'adaptive' has the traceback at level DEBUG.",
-            self._steps.name or "the program",
+            self._ctx.name or "the program",
             why,
         )
 
-    def _prepare_messages(self) -> None:
-        for number in self._sent:
-            parts = self._steps.layouts[number].parts
-            self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
-
     # --- selection of steps -------------------------------------------------------------------------------------------
 
-    def fits(self, sizes: Sequence[int], step: int) -> bool:
-        """Return whether a step runs as one program. Must be called once in each step. Replicated.
-
-        Args:
-          sizes: sizes of all workers.
-          step: the number of steps before it.
+    def fits(self, sizes: Sequence[int], readings: Sequence[Reading]) -> bool:
+        """Return whether a step of these sizes of all workers runs as one program. Must be called once in each step.
+        Replicated.
         """
-        ctx, size = self._ctx, sizes[0]
+        ctx, size, step = self._ctx, sizes[0], readings[0].step
         if self.failed or not size or sizes.count(size) < len(sizes) or step == self._again:
             self._size = self._size if step == self._again else 0
             return False
         if size != self._size:
             self._size, self._microbatches = size, self.microbatches_of(sizes)
-            self._program, self._since, self._seconds = None, 0, []
+            self._program, self._since, self._seconds = None, 0, [r.compute_seconds for r in readings]
             for samples in self._samples:
                 samples.clear()
         if not self._microbatches:
@@ -203,10 +181,7 @@ class FusedStep:
         is_sample = since % self._apart == 0 or (1 < since < self._apart and not since & (since - 1))
         if self._program is None and not self._there(is_sample):
             return False
-        if is_sample or len(ctx.workers.present) < len(ctx.world.devices):
-            self._timed = True  # until the next step as one program has taken over the seconds
-            return False
-        return True
+        return not is_sample and len(ctx.workers.present) == len(ctx.world.devices)
 
     def _there(self, is_sample: bool) -> bool:
         """Return whether all processes have the program for the current size. If not, it is compiled, and checked again
@@ -217,23 +192,19 @@ class FusedStep:
             self.compile(microbatches)
         elif self._since == _SETTLED:
             self._ctx.kernels.ask_for_step(microbatches)
-        there = microbatches in self._programs
-        if self._several and (self.waits or is_sample):
-            there = self._everywhere(microbatches)
-        elif self._several:
-            there = False
-        self._program = self._programs[microbatches] if there else None
-        self._timed = not there
-        return there
+        found = self._programs.get(microbatches)
+        if self._several and not ((self.waits or is_sample) and self._everywhere(microbatches, found)):
+            found = None
+        self._program = None if isinstance(found, str) else found
+        return self._program is not None
 
-    def _everywhere(self, microbatches: Microbatches) -> bool:
+    def _everywhere(self, microbatches: Microbatches, found: FusedProgram | str | None) -> bool:
         """Return whether all processes have the program for these microbatches. Communicates."""
         about = (
             f"which processes have one program for {sum(microbatches)} examples per worker, before a step of "
-            f"{self._steps.name}"
+            f"{self._ctx.name}"
         )
-        error = self._errors.get(microbatches)
-        said = "yes" * (microbatches in self._programs) if error is None else f"?{error}"
+        said = f"?{found}" if isinstance(found, str) else "yes" * (found is not None)
         everyone = [told.decode() for told in self._ctx.world.all_gather_bytes(said.encode(), about)]
         failed = {rank: told[1:] for rank, told in enumerate(everyone) if told.startswith("?")}
         if failed:
@@ -252,10 +223,8 @@ class FusedStep:
         return joined[: workers.replaced]
 
     def give_back(self, values: list[list[Any]]) -> None:
-        """Write the state to the first values of each worker, if this object holds it.
-
-        Raises:
-          WorkerError: the state is lost.
+        """Write the state to the first values of each worker, if this object holds it. Raises a WorkerError if it is
+        lost.
         """
         if self.lost_state:
             raise WorkerError(
@@ -308,28 +277,24 @@ class FusedStep:
     def __call__(
         self, share: Share, readings: Sequence[Reading], prefetch: Prefetch, more: str, *, wait: bool
     ) -> Outcome | None:
-        """Run a step that `fits`. Arguments as for `Engine.step`.
-
-        Args:
-          wait: whether to wait for this step's verdict.
-
-        Returns:
-          `None` if this step or an earlier one was not finite (`fault`): this one has changed nothing.
-        """
+        """Run a step that `fits`: see `Engine.step`. Returns `None` if it or one before it was not finite (`fault`)."""
         ctx, program, arrays = self._ctx, self._program, self._arrays
         assert program is not None, "it fits"
-        if self._timed:
-            self._take_sample(readings)
+        measured = [r.compute_seconds for r in readings]
+        if measured != self._seconds and not any(map(math.isnan, measured)):  # by a host step
+            for samples, sample in zip(self._samples, measured, strict=True):
+                samples.append(sample)
+            self._seconds = [median(samples) for samples in self._samples]
         held = self._held = self._held or self._join()
         given = self._given(program, share, readings)
         prefetch(share.sizes)  # may raise, so it runs before the state's memory is donated
-        seconds = self._seconds or [r.compute_seconds for r in readings]
+        seconds = self._seconds
         own = _NO_STATUS
         if self._has_status:
             ctx.activity.turn(COMPUTING)
             ctx.status.own_seconds = ctx.activity.of_workers(seconds)
             own = ctx.status.encode().astype(self._status_dtype)
-        about = f"step {readings[0].step + 1} of {self._steps.name} as one program"
+        about = f"step {readings[0].step + 1} of {self._ctx.name} as one program"
         if self._several:
             ctx.activity.turn(EXCHANGING)
         most = 0 if wait or self._several else UNDER_WAY
@@ -340,7 +305,7 @@ class FusedStep:
         unknown = [None] * ctx.workers.replaced  # the state is held as arrays over the mesh
         microbatches = [self._microbatches] * len(seconds)
         shown = map(arrays.of_first, results.shown)
-        return Outcome(self._steps, [*unknown, *shown], list(seconds), microbatches, len(self._sent), self._bytes)
+        return Outcome(ctx.shown, [*unknown, *shown], list(seconds), microbatches, len(self._sent), self._bytes)
 
     def _run(self, program: FusedProgram, held: list[jax.Array], given: Given, most: int, heard: np.ndarray) -> Results:
         """Dispatch the program, after all processes have reached it, and read verdicts. `heard`: the summed status."""
@@ -363,22 +328,13 @@ class FusedStep:
         self._read(most)
         return results
 
-    def _take_sample(self, readings: Sequence[Reading]) -> None:
-        """Record the seconds of the previous step, which was a host step."""
-        self._timed = False
-        if any(math.isnan(r.compute_seconds) for r in readings):
-            return
-        for samples, reading in zip(self._samples, readings, strict=True):
-            samples.append(reading.compute_seconds)
-        self._seconds = [median(samples) for samples in self._samples]
-
     def _given(self, program: FusedProgram, share: Share, readings: Sequence[Reading]) -> Given:
         """Return the program's inputs, except the state that it replaces."""
         (floats, ints), known = self._vectors
         measured = [[source.read(reading) for source in self._measured] for reading in readings]
         now = share.sizes, readings[0].seed, program.microbatches, measured
         if now != known:
-            vectors = zip(*(self._steps.feed.measure(r, len(program.microbatches)) for r in readings), strict=True)
+            vectors = zip(*(self._ctx.feed.measure(r, len(program.microbatches)) for r in readings), strict=True)
             floats, ints = self._arrays.rows([[vector[None] for vector in of_all] for of_all in vectors])
             self._vectors = (floats, ints), now
         step = readings[0].step

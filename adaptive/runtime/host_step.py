@@ -1,10 +1,8 @@
 """The host step: kernels, messages, the check for NaNs and the update, with the host between them.
 
-It executes the schedule (`schedule.py`), for any number of workers of this process, microbatches and levels of
-messages. The schedule is built again when the revision changes. A step commits completely or not at all: the final
-operations, which reuse the memory of the old state, start after all messages have arrived and are finite.
-
-Short steps spend most of their time in Python, so the loops here call what the schedule has prepared, and little else.
+It executes the schedule (`schedule.py`), which is built again when the revision changes. A step commits completely or
+not at all: the final operations, which reuse the memory of the old state, start after all messages have arrived and are
+finite. Short steps spend most of their time in Python, so the loops here call what the schedule has prepared.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from .kernels.memory_bound import check_update
 from .kernels.microbatches import OWN_KERNEL_AFTER, Microbatches
 from .nan_origin import find_trouble
 from .schedule import Schedule, Sent, Stage
-from .step_plan import Outcome, Prefetch, StepContext
+from .step_context import Outcome, Prefetch, StepContext
 
 _NAN = float("nan")
 
@@ -34,11 +32,11 @@ class HostStep:
     """Takes steps on this process's workers."""
 
     def __init__(self, ctx: StepContext):
-        self._ctx, self._steps = ctx, ctx.step_plan
+        self._ctx = ctx
         self._key: tuple[Any, ...] = ()  # what the schedule depends on: revision, sizes, microbatches if given, seed
         self._schedule: Schedule | None = None
         self._stayed = 0  # steps at these sizes
-        self._nbytes = [layout.nbytes for layout in ctx.step_plan.layouts]
+        self._nbytes = [layout.nbytes for layout in ctx.layouts]
 
     @property
     def microbatches(self) -> list[Microbatches]:
@@ -49,10 +47,10 @@ class HostStep:
 
     def _build(self, share: Share, readings: Sequence[Reading], given: Sequence[Microbatches] | None) -> Schedule:
         """Build the schedule for a step."""
-        ctx, steps = self._ctx, self._steps
+        ctx = self._ctx
         if given is None:
             given = [
-                ctx.kernels.choose(i, r.batch_size, steps.min_microbatches_of(r.batch_size, r.global_batch))
+                ctx.kernels.choose(i, r.batch_size, ctx.min_microbatches_of(r.batch_size, r.global_batch))
                 for i, r in enumerate(readings)
             ]
         self._schedule = None  # frees what it holds
@@ -61,7 +59,7 @@ class HostStep:
 
     def _ask_for_own_kernels(self, readings: Sequence[Reading]) -> None:
         for i, r in enumerate(readings):
-            at_least = self._steps.min_microbatches_of(r.batch_size, r.global_batch)
+            at_least = self._ctx.min_microbatches_of(r.batch_size, r.global_batch)
             self._ctx.kernels.ask_for_own(i, r.batch_size, at_least)
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -103,15 +101,13 @@ class HostStep:
         finally:
             for place in schedule.frees:
                 place.values[place.places] = place.nothing
-        if failed is not None and self._steps.plan.messages[failed.number].level < self._steps.plan.levels - 1:
+        if failed is not None and ctx.plan.messages[failed.number].level < ctx.plan.levels - 1:
             seconds = [_NAN] * len(seconds)  # of a part of the step
         nbytes = sum(map(self._nbytes.__getitem__, sent))
-        return Outcome(self._steps, results, seconds, schedule.microbatches, len(sent), nbytes, trouble)
+        return Outcome(ctx.shown, results, seconds, schedule.microbatches, len(sent), nbytes, trouble)
 
     def _compute(self, level: Stage, seconds: list[float], prefetch: Prefetch | None, sizes: tuple[int, ...]) -> None:
-        """Dispatch the operations of a level, and wait until all workers have computed their parts of its messages.
-        Adds to `seconds`, by local index, how long that took.
-        """
+        """Dispatch the operations of a level, and wait for the parts of its messages. Adds to `seconds`."""
         waiters, started = self._ctx.waiters, time.perf_counter()
         for run, values, arguments, results, frees in level.operations:
             values[results] = run(*arguments(values))
@@ -132,7 +128,7 @@ class HostStep:
         self, schedule: Schedule, level: Stage, seconds: list[float], sent: list[int], step: int, more: str
     ) -> Sent | None:
         """Exchange the messages of a level, and add their numbers to `sent`. Return one that is not finite, if any."""
-        ctx, steps, arrived, activity = self._ctx, self._steps, [], self._ctx.activity
+        ctx, arrived, activity = self._ctx, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
         if schedule.waits_for_update:
             jax.block_until_ready(ctx.workers.committed)
@@ -145,11 +141,11 @@ class HostStep:
                 for values, places, row in zip(*arrives, rows, strict=True):
                     values[places] = row
                 continue
-            if number == steps.status_message:
+            if number == ctx.status_message:
                 ctx.status.own_seconds = activity.of_workers(seconds)
                 out.status = ctx.status.encode().astype(out.status.dtype)
             sent.append(number)
-            out.parts, out.about = rows, f"message {number + 1} of step {step} of {steps.name}"
+            out.parts, out.about = rows, f"message {number + 1} of step {step} of {ctx.name}"
             out.more, out.step = more, step
             arrived.append((message, *ctx.channels[number].exchange(out)))
             out.parts = ()
@@ -157,11 +153,11 @@ class HostStep:
         activity.now = COMPUTING
         activity.marks.append((COMPUTING, time.perf_counter(), ctx.world.waited))
         for message, results, status in arrived:
-            if message.number == steps.status_message:
+            if message.number == ctx.status_message:
                 ctx.status.decode(status)
             for values, places, row in zip(*message.arrives, results, strict=True):
                 values[places] = row
-            if steps.finite_checks and not steps.finite_checks[message.number].passes(results[0]):
+            if ctx.finite_checks and not ctx.finite_checks[message.number].passes(results[0]):
                 return message
         for place in level.frees:  # memory as large as the gradient, for the next level or the update
             place.values[place.places] = place.nothing

@@ -43,12 +43,7 @@ class MeshArrays:
         return self.joined(jax.device_put([value] * len(self._devices), self._devices))
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return arrays with a row per worker.
-
-        Args:
-          columns: for each array, the rows of this process's workers, of equal shape, on the host or the worker's
-            device.
-        """
+        """Return arrays with a row per worker. `columns`: for each array, the rows of this process's workers."""
         if self._is_alone:
             values = [np.concatenate(column) if len(column) > 1 else column[0] for column in columns]
             return jax.device_put(values, self.split)

@@ -8,11 +8,8 @@ A message is a list of *parts*; each is reduced over the workers by one operatio
     then        large leaves of sums, each sent from its own memory; and each leaf of a reduction that is neither
                 elementwise nor a sum or an extreme
 
-Small leaves are packed by the segment's own XLA program. Large ones are not: packing 100 MB costs more than it saves
-(see benchmarks/exchange_resnet50.py).
-
-Rule 3, the mean over examples, is implemented here: a mean's leaf is sent as `w x`, with its weight `w`, and divided
-after the sum over workers and microbatches.
+Small leaves are packed by the segment's own XLA program. Packing large ones costs more than it saves. A mean's leaf is
+sent as `w x`, with its weight `w`, and divided after the sum over workers and microbatches.
 """
 
 from __future__ import annotations
@@ -27,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.reductions import Reduction, Sliced, adds_up, combine_microbatches
+from adaptive.base.channel import PartSpec
+from adaptive.base.reductions import Reduction, adds_up, combine_microbatches
 from adaptive.base.values.jaxprs import Var
 from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Contribution, Message
@@ -51,42 +49,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Part:
-    """One buffer of a message."""
-
-    op: Reduction
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element on the wire."""
-        wire = self.op.wire_dtype(self.dtype) if isinstance(self.op, Sliced) else self.dtype
-        return wire.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the part that one worker sends."""
-        return int(np.prod(self.shape, dtype=int)) * self.itemsize
-
-
-@dataclass(frozen=True)
 class Layout:
-    """The layout of a message.
-
-    Attributes:
-      entries: one per contribution, in order.
-      weights: one per contribution; `None` for contributions without a weight. Equal weights share one entry.
-      status: number of elements of the status at the end of part 0; 0 except in a step's last message.
-      capacity: the number of worker slots.
-    """
+    """The layout of a message."""
 
     contributions: tuple[Contribution, ...]
-    entries: tuple[Entry, ...]
-    weights: tuple[Entry | None, ...]
-    parts: tuple[Part, ...]
-    status: int
-    capacity: int
+    entries: tuple[Entry, ...]  # one per contribution, in order
+    weights: tuple[Entry | None, ...]  # also; `None` for contributions without a weight. Equal ones share an entry.
+    parts: tuple[PartSpec, ...]
+    status: int  # elements of the status at the end of part 0; 0 except in a step's last message
+    capacity: int  # worker slots
 
     @cached_property
     def nbytes(self) -> int:
@@ -167,11 +138,11 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
     known = {key: place("sum", main, (), 1) for key in nth if key is not None}
     weights = [None if key is None else known[key] for key in keys]
     fill[0] += status
-    parts = [Part(op, dtype, (fill[i],)) for (op, dtype), i in groups.items()]
+    parts = [PartSpec((fill[i],), dtype, op) for (op, dtype), i in groups.items()]
     for i, is_large in enumerate(large):
         if is_large:
             entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
-            parts.append(Part(ops[i], wire[i], shapes[i]))
+            parts.append(PartSpec(shapes[i], wire[i], ops[i]))
     return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), status, capacity)
 
 
@@ -187,7 +158,6 @@ def pack(layout: Layout, values: Sequence[jax.Array], weights: Sequence[jax.Arra
 
     Args:
       values, weights: one per contribution.
-      worker: this worker's number.
       first: whether it is the first microbatch of a worker's step: values of scope "worker" count once.
     """
     pieces: list[list[_Piece]] = [[] for _ in layout.parts]
@@ -216,12 +186,11 @@ class _Piece(NamedTuple):
     once: bool  # counts in a worker's first microbatch only
 
 
-def _join(part: Part, pieces: Sequence[_Piece], first: Any) -> jax.Array:
+def _join(part: PartSpec, pieces: Sequence[_Piece], first: Any) -> jax.Array:
     """Return a part, joined from its pieces.
 
-    The pieces are concatenated first and weighted then: a model has hundreds of leaves, and one operation on all of
-    them costs less than one on each. A barrier between the two keeps XLA on CPU from fusing them into a loop that finds
-    the leaf of each element, which takes 0.3 ms more for 3 MB.
+    These are concatenated first and weighted then: one operation on hundreds of leaves costs less than one on each. A
+    barrier keeps XLA on CPU from fusing the two into a loop that finds the leaf of each element (0.3 ms for 3 MB).
     """
     pieces = sorted(pieces, key=lambda p: p.offset)
     if len(pieces) == 1:
@@ -254,14 +223,13 @@ def unpack(
     """Return results of the reduced parts, each once per use: equal values, computed separately. Traced into the
     segment that reads them.
 
-    XLA fuses a division into one operation that uses it, but not into two: it writes the quotient to memory. For
-    averaged gradients, which Adam's two moments use, that is a temporary as large as all parameters, and doubles the
-    time of the update. Quotients by different divisors are each fused into their operation.
+    XLA fuses a division into one operation that uses it, but not into two: it writes the quotient to memory. With Adam
+    that is a temporary as large as all parameters, and doubles the time of the update. Quotients by different divisors
+    are each fused into their operation.
 
     Args:
       wanted: how often each result is used, by its number.
-      worker: this worker's number.
-      taking_part: whether each worker has examples in the step; boolean, shape=(capacity,).
+      taking_part: see `Feed.taking_part`.
     """
     totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: copies of one number that XLA does not merge
 

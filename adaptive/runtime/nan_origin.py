@@ -29,20 +29,19 @@ from .finite import Culprit, Trouble, describe_trouble
 from .message import unpack
 from .schedule import Schedule, Sent
 from .segment import apply
-from .step_plan import StepContext
+from .step_context import StepContext
 
 
 def find_trouble(
     ctx: StepContext, schedule: Schedule, message: Sent, share: Share, readings: Sequence[Reading], *, search: bool
 ) -> Trouble:
-    """Determine the workers whose contributions are not finite. All processes call it, because all received the same
-    message; communicates.
+    """Determine the workers whose contributions to a message are not finite. All processes call it; communicates.
 
     Args:
-      schedule: the schedule of the step that ended at `message`; still has the step's values.
+      schedule: still has the step's values.
       search: whether to determine also the driver's lines that computed the values, which takes seconds.
     """
-    check, own = ctx.step_plan.finite_checks[message.number], list[Culprit]()
+    check, own = ctx.finite_checks[message.number], list[Culprit]()
     for local_index, (worker, parts) in enumerate(zip(ctx.world.workers, map(getitem, *message.parts), strict=True)):
         found = check.of_worker(parts) if schedule.microbatches[local_index] else []
         if found:
@@ -69,10 +68,10 @@ def _origin(
 ) -> str:
     """Return a description of the origin of a worker's contributions that are not finite."""
     start, taking_part, microbatches = 0, jnp.asarray(reading.taking_part), schedule.microbatches[local_index]
-    floats, ints = map(jnp.asarray, ctx.step_plan.feed.measure(reading, len(microbatches)))
+    floats, ints = map(jnp.asarray, ctx.feed.measure(reading, len(microbatches)))
     try:
         for size in microbatches:
-            plan = ctx.step_plan.plans(size)
+            plan = ctx.plans(size)
             known = _inputs(ctx, plan, local_index, floats, ints, start, size)
             leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(share.batches[local_index])]
             known.update(zip(plan.graph.batch_vars, leaves, strict=True))
@@ -81,7 +80,7 @@ def _origin(
                 values, places = before.arrives
                 results = [c.result for c in plan.messages[before.number]]
                 arrived = unpack(
-                    ctx.step_plan.layouts[before.number],
+                    ctx.layouts[before.number],
                     values[local_index][places[local_index]],
                     dict.fromkeys(range(len(results)), 1),
                     worker=ints[0],
@@ -107,7 +106,7 @@ def _inputs(
     known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
     for op_state, values in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
         known.update(zip(op_state.values, values, strict=True))
-    scalars = ctx.step_plan.feed.values_of_microbatch(floats, ints, size, start)
+    scalars = ctx.feed.values_of_microbatch(floats, ints, size, start)
     for eqn in graph.eqns:
         if eqn.primitive is source_p and eqn.params["source"].name in scalars:
             known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
@@ -122,10 +121,8 @@ def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taki
     """Return a description of the origin of the first value that makes one of `atoms` not finite.
 
     Args:
-      plan: the plan of the microbatch.
       known: values of all inputs of the graph: state, batch, constants, operator states, sources, earlier messages.
       atoms: values of the graph.
-      taking_part: whether each worker has examples in the step; boolean, shape=(capacity,).
 
     Returns:
       "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.

@@ -75,20 +75,14 @@ class Placement:
         """Return the shardings of a segment's results."""
         return [self.sharding(address, shape) for address, shape in zip(call.results, call.result_shapes, strict=True)]
 
-    def specs(self, number: int, layout: Layout) -> list[PartSpec]:
-        """Return the parts of a message, with their shardings over a mesh, for a channel."""
-        return [PartSpec(p.shape, p.dtype, p.op) for p in layout.parts]
+    def specs(self, number: int, layout: Layout) -> Sequence[PartSpec]:
+        """Return the parts of a message, with their shardings over a mesh."""
+        return layout.parts
 
 
 class OnMesh(Placement):
-    """A worker on a mesh of devices.
-
-    Args:
-      plan: the plan from which shardings follow; those of other sizes are alike.
-      state: leaves of the initial state.
-
-    Attributes:
-      device, target, notes: see `Placement`; the first device.
+    """A worker on a mesh of devices. Its shardings follow from a plan, those of other sizes being alike, and from the
+    leaves of the initial state.
 
     Raises:
       DriverError: a message cannot be reduced in parts.
@@ -142,19 +136,13 @@ class OnMesh(Placement):
             return self._mesh.of_batch(shape[0])
         return self._known.get(address, self._mesh.whole)
 
-    def specs(self, number: int, layout: Layout) -> list[PartSpec]:
-        return [
-            PartSpec(p.shape, p.dtype, p.op, self.sharding(("part", number, j), p.shape))
-            for j, p in enumerate(layout.parts)
-        ]
+    def specs(self, number: int, layout: Layout) -> Sequence[PartSpec]:
+        shardings = [self.sharding(("part", number, j), p.shape) for j, p in enumerate(layout.parts)]
+        return [part._replace(sharding=sharding) for part, sharding in zip(layout.parts, shardings, strict=True)]
 
 
 def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Sequence[Any]) -> list[Placement]:
-    """Return the placement of each worker of this process, by local index.
-
-    Raises:
-      DriverError: see `OnMesh`.
-    """
+    """Return the placement of each worker of this process, by local index. Raises a DriverError: see `OnMesh`."""
     if world.local_mesh is None:
         return [Placement(device) for device in world.devices]
     return [OnMesh(world.local_mesh, plan, layouts, state)] * len(world.devices)

@@ -23,18 +23,19 @@ from adaptive.base.values.arrays import is_key
 from adaptive.graph.flow import Scope
 from adaptive.operators.sources import FIXED, Reading
 
+from .kernels import Kernel
 from .kernels.microbatches import Microbatches
 from .message import neutral_parts
-from .segment import FLOATS, INTS, START, Address, SegmentFunction, final_results
+from .segment import FLOATS, INTS, START, Address, final_results
 
 if TYPE_CHECKING:
-    from .step_plan import StepContext
+    from .step_context import StepContext
 
 Values = list[Any]
 
 
 def taking(places: Sequence[int]) -> Callable[[Values], Sequence[Any]]:
-    """Return a function that returns the values at some places. It makes no call in Python."""
+    """Return a function that returns the values at some places, without a call in Python."""
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
@@ -58,21 +59,14 @@ class BoundProgram(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message of a level.
-
-    Attributes:
-      sent: what the process sends, filled in each step. Without a status, that has no elements.
-      travels: whether it is sent. If not, each worker's own parts are its results.
-      gate: where the condition is for sending it; `None` if it is sent in every step.
-      parts, arrives: the places of its own and its reduced parts: values and slices, by local index.
-    """
+    """A message of a level."""
 
     number: int
-    sent: SentMessage
-    travels: bool
-    gate: tuple[Values, int] | None
-    parts: tuple[list[Values], list[slice]]
-    arrives: tuple[list[Values], list[slice]]
+    sent: SentMessage  # filled in each step
+    travels: bool  # if not, each worker's own parts are its results
+    gate: tuple[Values, int] | None  # where the condition is for sending it; `None` if it is sent in every step
+    parts: tuple[list[Values], list[slice]]  # the places of its own parts, by local index
+    arrives: tuple[list[Values], list[slice]]  # and of the reduced ones
 
 
 class Stage(NamedTuple):
@@ -82,13 +76,6 @@ class Stage(NamedTuple):
     messages: list[Sent]
     waits: list[tuple[Values, int]]  # the place of a value of each worker that is ready when its parts are
     frees: list[Range]  # the parts, which are dropped when all messages have arrived
-
-
-class Commit(NamedTuple):
-    """The final operation of one worker. Of its results the first ones are kept, which replace the state."""
-
-    operation: BoundProgram
-    keeps: list[int]  # the places of local leaves, which a worker without examples keeps
 
 
 class Batch(NamedTuple):
@@ -102,13 +89,13 @@ class Batch(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """Where the two vectors of sources of a worker's step go."""
+    """Where the two vectors of sources of a worker's step go, and what they held when the schedule was built."""
 
     local_index: int
     values: Values
     place: int  # of the floats; the integers are at the next one
-    host: Sequence[np.ndarray]  # the vectors when the schedule was built
-    device: Sequence[jax.Array]  # the same
+    host: Sequence[np.ndarray]
+    device: Sequence[jax.Array]
 
 
 class Schedule:
@@ -120,7 +107,8 @@ class Schedule:
 
     Attributes:
       levels: the operations of each level; the last one has no messages.
-      commits: the operations that end the step, of the present workers.
+      commits: of each present worker the final operation, of whose results the first ones replace the state, and the
+        places of local leaves, which a worker without examples keeps.
       seconds: by local index, 0; NaN for a worker without examples.
       frees: everything of the step but the state; dropped when it ends.
       waits_for_update: whether a step's first parts may be ready before the update of the step before is done. If a
@@ -134,7 +122,7 @@ class Schedule:
         readings: Sequence[Reading],
         batches: Sequence[Any],
     ):
-        self.microbatches, plan, feed = list(microbatches), ctx.step_plan.plan, ctx.step_plan.feed
+        self.microbatches, plan, feed = list(microbatches), ctx.plan, ctx.feed
         workers = [_WorkerPlaces(ctx, i, *of) for i, of in enumerate(zip(microbatches, readings, batches, strict=True))]
         self.seconds = [0.0 if of_worker else float("nan") for of_worker in microbatches]
         self.levels = [_level(ctx, level, workers) for level in range(plan.levels + 1)]
@@ -174,7 +162,7 @@ class Schedule:
 
 
 def _level(ctx: StepContext, level: int, workers: Sequence[_WorkerPlaces]) -> Stage:
-    plan, layouts = ctx.step_plan.plan, ctx.step_plan.layouts
+    plan, layouts = ctx.plan, ctx.layouts
     operations = [op for worker in workers for op in worker.prologue(level)]
     operations += [op for worker in workers for op in worker.kernels(level)]
     messages, frees, first = list[Sent](), list[Range](), workers[ctx.workers.some_present]
@@ -199,7 +187,7 @@ class _WorkerPlaces:
     """The places and operations of one worker, while a schedule is built."""
 
     def __init__(self, ctx: StepContext, local_index: int, microbatches: Microbatches, reading: Reading, batch: Any):
-        self._ctx, self._steps, self._plan = ctx, ctx.step_plan, ctx.step_plan.plan
+        self._ctx, self._plan = ctx, ctx.plan
         self._local_index, self.microbatches = local_index, microbatches
         self._target = ctx.placements[local_index].target
         self.present = local_index in ctx.workers.present
@@ -248,7 +236,7 @@ class _WorkerPlaces:
     def parts_of(self, number: int, count: int) -> Range:
         """Return the places of a message's own parts; neutral ones for a worker without examples."""
         if not self.microbatches:
-            neutral = neutral_parts(self._steps.layouts[number])
+            neutral = neutral_parts(self._ctx.layouts[number])
             self._put({("part", number, i): part for i, part in enumerate(neutral)}, self.places)
         return Range(self.values, self.places["part", number, 0], count)
 
@@ -256,7 +244,7 @@ class _WorkerPlaces:
 
     def _feed(self, reading: Reading) -> None:
         """Put the vectors of sources in their places."""
-        host = self._steps.feed.measure(reading, len(self.microbatches))
+        host = self._ctx.feed.measure(reading, len(self.microbatches))
         device = jax.device_put(list(host), self._target)
         self._fixed(dict(zip((FLOATS, INTS), device, strict=True)), self.places)
         self.fed.append(Fed(self._local_index, self.values, self.places[FLOATS], host, device))
@@ -274,28 +262,18 @@ class _WorkerPlaces:
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
-    def _operation(
-        self,
-        run: Callable[..., list[Any]],
-        call: SegmentFunction,
-        consts: Mapping[Address, Any],
-        own: dict[Address, int],
-        results: slice,
-    ) -> BoundProgram:
+    def _operation(self, kernel: Kernel, own: dict[Address, int], results: slice) -> BoundProgram:
         places = {**self.places, **own}
-        if consts:
-            self._fixed(consts, places)
-        arguments = taking([places[address] for address in call.arguments])
-        return BoundProgram(run, self.values, arguments, results, None)
+        if kernel.call.consts:
+            self._fixed(kernel.call.consts, places)
+        arguments = taking([places[address] for address in kernel.call.arguments])
+        return BoundProgram(kernel.run, self.values, arguments, results, None)
 
     def prologue(self, level: int) -> Iterator[BoundProgram]:
         """Yield the operation that runs once before the messages of a level, if there is one."""
         if level in self._plan.prologues and self.present:
-            programs, which = self._ctx.programs, ("prologue", level)
-            call, run = programs.segments[which], programs[*which, self._local_index]
-            results = self.temporary(call.results).places
-            consts = programs.consts[which][self._local_index]
-            yield self._operation(run, call, consts, {}, results)
+            kernel = self._ctx.programs["prologue", level, self._local_index]
+            yield self._operation(kernel, {}, self.temporary(kernel.call.results).places)
 
     def kernels(self, level: int) -> Iterator[BoundProgram]:
         """Yield the operations of the microbatches at a level. The parts of further ones are added to the first's."""
@@ -311,23 +289,20 @@ class _WorkerPlaces:
         for n, (size, own) in enumerate(zip(self.microbatches, self._own, strict=True)):
             kernel = self._ctx.kernels.kernel(self._local_index, size, level)
             results = self.temporary(kernel.call.results, own if n else None)
-            yield self._operation(kernel.run, kernel.call, kernel.call.consts, own, results.places)
+            yield self._operation(kernel, own, results.places)
             parts = [address for address in kernel.call.results if address[0] == "part"]
             if n and parts:
                 added = [places[address] for places in (self.places, own) for address in parts]
                 into = slice(added[0], added[0] + len(parts))
                 frees = Range(self.values, added[len(parts)], len(parts))
-                run = self._ctx.programs["add", level, self._local_index]
+                run = self._ctx.programs["add", level, self._local_index].run
                 yield BoundProgram(run, self.values, taking(added), into, frees)
 
-    def commit(self) -> Commit:
-        """Return the final operation."""
-        programs, plan = self._ctx.programs, self._plan
-        call, run = programs.segments["final", 0], programs["final", 0, self._local_index]
-        consts = programs.consts["final", 0][self._local_index]
-        keeps = []
+    def commit(self) -> tuple[BoundProgram, list[int]]:
+        """Return the final operation, and the places of the leaves that the worker keeps."""
+        kernel, plan, keeps = self._ctx.programs["final", 0, self._local_index], self._plan, []
         if not self.microbatches:
             local: list[Address] = [("state", i, 0) for i in plan.changed_state if i in plan.local_state]
-            local += [a for a in call.results if a[0] == "op_state" and plan.op_states[a[1]].scope != Scope.ALL]
+            local += [a for a in kernel.call.results if a[0] == "op_state" and plan.op_states[a[1]].scope != Scope.ALL]
             keeps = [self.places[address] for address in local]
-        return Commit(self._operation(run, call, consts, {}, slice(0, self._ctx.workers.replaced)), keeps)
+        return self._operation(kernel, {}, slice(0, self._ctx.workers.replaced)), keeps

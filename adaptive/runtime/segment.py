@@ -41,8 +41,7 @@ START: Address = ("start", 0, 0)  # of a microbatch: the index of its first exam
 class Feed:
     """The layout of sources in the two vectors of floats and integers that segments receive.
 
-    The integers begin with the worker's number, and end with whether each worker has examples in the step, which
-    collectives of replicated values need.
+    The integers begin with the worker's number, and end with whether each worker has examples in the step.
     """
 
     floats: tuple[Source, ...]
@@ -68,11 +67,7 @@ class Feed:
         return named
 
     def values_of_microbatch(self, floats: jax.Array, ints: jax.Array, examples: int, start: Any) -> dict[str, Any]:
-        """Return the sources of one microbatch, by name.
-
-        Args:
-          start: index of its first example in the worker's batch.
-        """
+        """Return the sources of the microbatch that begins at example `start` of the worker's batch, by name."""
         named = self.values(floats, ints)
         # Behind a barrier XLA does not know the number, and computes the same for a batch of any size.
         named[EXAMPLES.name] = jax.lax.optimization_barrier(jnp.asarray(examples, EXAMPLES.dtype))
@@ -87,23 +82,14 @@ class Feed:
 
 
 class SegmentFunction(NamedTuple):
-    """A segment as a JAX function of arrays.
-
-    Attributes:
-      run: the function; returns a list.
-      arguments, results: the addresses of its arguments and results, in order.
-      shapes: those of its arguments.
-      donated: the number of arguments, from the first on, whose memory results may take.
-      consts: the arrays of the driver's closure that it reads, by address.
-      result_shapes: those of its results; needed where a worker is a mesh.
-    """
+    """A segment as a JAX function of arrays."""
 
     run: Callable[..., list[Any]]
     arguments: tuple[Address, ...]
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    shapes: tuple[jax.ShapeDtypeStruct, ...]  # of the arguments
     results: tuple[Address, ...]
-    donated: int = 0
-    consts: Mapping[Address, Any] = MappingProxyType({})
+    donated: int = 0  # the number of arguments, from the first on, whose memory results may take
+    consts: Mapping[Address, Any] = MappingProxyType({})  # the arrays of the driver's closure that it reads
     result_shapes: tuple[tuple[int, ...], ...] = ()
 
 
@@ -178,12 +164,7 @@ def segment_function(
 def microbatch_functions(
     plan: Plan, feed: Feed, status: int, *, as_one: Set[Var] = frozenset()
 ) -> dict[int, SegmentFunction]:
-    """Return the segments of a plan that run for each microbatch, by level.
-
-    Args:
-      status: the number of elements of the status.
-      as_one: see `segment_function`.
-    """
+    """Return the segments of a plan that run for each microbatch, by level. `status`: its number of elements."""
     layouts = lay_out_all(plan.messages, capacity=plan.graph.capacity, status=status)
     each = plan.microbatches.items()
     return {level: segment_function(plan, segment, feed, layouts, as_one=as_one) for level, segment in each}
@@ -199,11 +180,10 @@ def _sends_of(plan: Plan, segment: Segment) -> Sequence[int]:
 def _arguments(
     segment: Segment, feed: Feed, layouts: Sequence[Layout], results: Sequence[Address], sent: Sequence[int]
 ) -> dict[Address, jax.ShapeDtypeStruct]:
-    """Return the addresses and shapes of a segment's arguments: first those that the results replace.
+    """Return the addresses and shapes of a segment's arguments: first those that the results replace, in their order.
 
-    Their memory is donated, in the order of the results. JAX assigns donated memory to results of the same shape in
-    order. In another order a result would get the memory of an operand that is read later, and XLA would copy that
-    operand first.
+    JAX assigns donated memory to results of the same shape in order. In another order a result would get the memory of
+    an operand that is read later, and XLA would copy that operand first.
     """
     found: dict[Address, jax.ShapeDtypeStruct] = {
         FLOATS: jax.ShapeDtypeStruct((len(feed.floats),), np.float32),
@@ -266,11 +246,7 @@ def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
 
 
 def apply(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:
-    """Return an equation's results: traced, or computed if the operands are concrete.
-
-    Args:
-      taking_part: see `Feed.taking_part`.
-    """
+    """Return an equation's results: traced, or computed if the operands are concrete. See `Feed.taking_part`."""
     if eqn.primitive is assert_scope_p:
         return operands
     if eqn.primitive is collective_p:  # of replicated values: every worker knows the result already

@@ -59,8 +59,8 @@ class WorkerState:
         self.replaced = len(replaced)
         self.places: dict[Address, int] = {a: n for n, a in enumerate(dict.fromkeys((*replaced, *of_state)))}
         self.values: list[list[Any]] = [[None] * len(self.places) for _ in placements]
-        for address in of_state:
-            leaf = state.pop(0)
+        for address in (*of_state, *inits):
+            leaf = inits[address] if address in inits else state.pop(0)
             copies = jax.block_until_ready([self._copied(leaf, address, i) for i in range(len(placements))])
             for values, copy in zip(self.values, copies, strict=True):
                 values[self.places[address]] = copy
@@ -69,9 +69,6 @@ class WorkerState:
         self._of_op_states = [
             [self.places["op_state", k, leaf] for leaf in range(len(s.init))] for k, s in enumerate(plan.op_states)
         ]
-        for i, values in enumerate(self.values):
-            for address, value in inits.items():
-                values[self.places[address]] = self._copied(value, address, i)
         # Of replicated leaves, in this order.
         self._shared = {a: self.places[a] for a in (*of_state, *inits) if a not in self._initial}
         self.held_by: FusedStep | None = None
@@ -107,11 +104,7 @@ class WorkerState:
         return self._initial["state", i, 0]
 
     def replace(self, states: Sequence[Sequence[Any]], op_states: Sequence[Sequence[Sequence[Any]]]) -> None:
-        """Continue from another state, of the workers in `present`. Copied leaf by leaf, each after the old one is
-        freed, so that a device never holds two states.
-
-        Args:
-          states, op_states: arrays of this process's workers, on the host or any device.
+        """Continue from another state of this process's workers, on the host or any device.
 
         Raises:
           JaxRuntimeError: a leaf was not copied, for example because memory ran out. Part of the old state is lost.
@@ -139,11 +132,8 @@ class WorkerState:
             raise
 
     def change_members(self, present: Sequence[int], joined: Sequence[int]) -> None:
-        """Change which workers of this process are members, from the next step on.
-
-        Args:
-          present, joined: local indices of all members, and of new ones. A new worker copies replicated leaves from a
-            member that is not new, and starts with the initial values of local leaves.
+        """Change which workers of this process are members: local indices of all, and of new ones. A new one copies
+        replicated leaves from another member, and starts with the initial values of local leaves.
         """
         for local_index in joined:
             self._reset(local_index, self._replicated())
@@ -190,11 +180,7 @@ class WorkerState:
         return list(map(np.empty_like, self.export()))
 
     def adopt(self, arrays: Sequence[np.ndarray]) -> None:
-        """Set the replicated leaves of this process's workers to another process's `export`, and reset local leaves.
-
-        Args:
-          arrays: the exported arrays; may be the `receive_buffers`.
-        """
+        """Set the replicated leaves of this process's workers to another process's `export`, and reset local leaves."""
         rest = iter(arrays)
         values = [_as_leaf(rest, leaf) for leaf in self._replicated()]
         for local_index in range(len(self._placements)):
@@ -219,10 +205,8 @@ def _as_leaf(arrays: Iterator[np.ndarray], leaf: jax.Array) -> Any:
 
 
 def copied(value: Any, to: jax.Device | Sharding) -> jax.Array:
-    """Copy an array to new memory on a device, or over a mesh.
-
-    Over a mesh each device's part is copied by itself: `device_put` shares memory even with `may_alias=False`, between
-    devices and with the array. So it does of a numpy array, which is copied first.
+    """Copy an array to new memory on a device, or over a mesh. There `device_put` shares memory even with
+    `may_alias=False`, between devices and with the array, so each part is copied; and so is a numpy array.
     """
     if isinstance(to, NamedSharding):
         return _copied_over(value, to)

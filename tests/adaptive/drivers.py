@@ -23,7 +23,6 @@ from adaptive.observe.events import Asked, HookValues, StepEvent
 from adaptive.observe.report import Report
 from adaptive.runtime.kernels import Kernels
 from adaptive.runtime.kernels import compiled as _kernels
-from adaptive.runtime.kernels import programs as _programs
 from adaptive.runtime.kernels.background_compiler import Job, KernelJob
 
 FEATURES = 3
@@ -132,8 +131,7 @@ class HeldCompiler:
 
 def uncompiled(monkeypatch: Any) -> None:
     """Run segments operation by operation, because compiling would take most of the time."""
-    for module in (_programs, _kernels):
-        monkeypatch.setattr(module, "compile_segment", lambda function, shapes, device, **options: function)
+    monkeypatch.setattr(_kernels, "compile_segment", lambda function, shapes, device, **options: function)
 
 
 def two_statuses(status: np.ndarray) -> np.ndarray:

@@ -47,22 +47,15 @@ def compile_segment(
 
 
 def compiler_options(device: jax.Device) -> dict[str, str | bool] | None:
-    """Return XLA's options for programs of this library.
-
-    By default the compilers of GPUs share the tuning of a program between the processes of `jax.distributed`, and wait
-    for each other. Processes compile these programs in the background, each in its own order, and some only for
-    themselves.
+    """Return XLA's options for programs of this library, which processes compile each in its own order: by default the
+    compilers of GPUs share their tuning between the processes of `jax.distributed`, and wait for each other.
     """
     return {"xla_gpu_shard_autotuning": False} if device.platform == "gpu" and jax.process_count() > 1 else None
 
 
 @thread_status("compiling", compiles=True)
 def side_by_side(jobs: Sequence[Callable[[], object]], most: int) -> None:
-    """Run jobs that compile, in at most `most` threads, and wait for all. XLA uses one core for each.
-
-    Raises:
-      Exception: the error of the first job that failed.
-    """
+    """Run jobs that compile, in at most `most` threads, and wait for all. Raises the first job's error that failed."""
     if most == 1 or len(jobs) <= 1:
         for job in jobs:
             job()

@@ -31,7 +31,27 @@ class Kernel:
 
     run: Callable[..., list[Any]]
     call: SegmentFunction  # its arguments and results; its constants are on the device
-    batch_bytes: int = 0  # of the examples that it reads
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of the examples that it reads."""
+        batch = [
+            shape for (kind, *_), shape in zip(self.call.arguments, self.call.shapes, strict=True) if kind == "batch"
+        ]
+        return sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in batch)
+
+
+def with_constants(call: SegmentFunction, constants: Constants, place: Placement) -> SegmentFunction:
+    """Return a segment whose constants are where a worker computes."""
+    return call._replace(consts={address: constants.on(place.target, x) for address, x in call.consts.items()})
+
+
+def compile_kernel(call: SegmentFunction, place: Placement, name: str) -> Kernel:
+    """Compile a segment for the place of a worker, where its constants are. `name`: of the program, in profiles."""
+    arguments, results = place.arguments(call), place.results(call)
+    return Kernel(
+        compile_segment(call.run, arguments, place.device, name=name, donate=call.donated, results=results), call
+    )
 
 
 @dataclass
@@ -48,9 +68,7 @@ class CompiledKernels:
 
     Args:
       calls: returns for a size, by level, what is compiled.
-      placements: where each worker of this process computes.
       revision: incremented when kernels change.
-      name: prefix of the names of programs, in profiles.
       memory: refuses kernels that do not fit the memory; `None` to refuse none.
 
     Attributes:
@@ -154,11 +172,7 @@ class CompiledKernels:
         kernels = {}
         for level, call in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"
-            run = compile_segment(call.run, place.arguments(call), place.device, name=name, results=place.results(call))
-            consts = {address: self.constants.on(place.target, value) for address, value in call.consts.items()}
-            batch = [shape for (kind, *_), shape in zip(call.arguments, call.shapes, strict=True) if kind == "batch"]
-            rows = sum(math.prod(shape.shape) * shape.dtype.itemsize for shape in batch)
-            kernels[level] = Kernel(run, call._replace(consts=consts), rows)
+            kernels[level] = compile_kernel(with_constants(call, self.constants, place), place, name)
         if self.temporaries is None and (nbytes := temporary_bytes([k.run for k in kernels.values()])) is not None:
             self.temporaries = size, nbytes
         self.counters.kernels += len(kernels)

@@ -3,15 +3,13 @@
 XLA compiles per shape, which takes a third of a second or more. The program waits only for the first size. Kernels for
 *buckets* (powers of two) are compiled in the background; from then on every size is composed of buckets. A size that
 has stayed for some time gets a kernel of its own. The rule is in `runtime/kernels/microbatches.py`.
-
-One class requests, chooses and evicts kernels, because all three use the same state; it conducts the other modules.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adaptive.base.process.cores import n_cores
@@ -22,7 +20,7 @@ from adaptive.runtime.segment import SegmentFunction
 
 from .background_compiler import BackgroundCompiler, KernelJob, StepJob
 from .cache import compile_order
-from .compiled import CompiledKernels, Counters, Kernel
+from .compiled import CompiledKernels, Kernel
 from .memory_bound import MemoryBound
 from .microbatches import Microbatches, by_size_alone, fewest, largest_in_cache, missing_buckets
 
@@ -64,23 +62,12 @@ class _Worker:
     own: int = 0  # the last one for which a kernel of its own was requested
     microbatches: Microbatches = ()
 
-    def outdated(self, ready: Sequence[int], buckets: Set[int]) -> list[int]:
-        """Return the sizes whose kernels should be dropped, the first of those that are `ready`, in their order.
-
-        Keeps what the next steps may use: buckets, the microbatches of the last step, the current size, and the
-        requested one, which this process may have announced as ready.
-        """
-        needed = {*buckets, *self.microbatches, self.current, self.asked, self.own}
-        spare = [size for size in ready if size not in needed]
-        return spare[: max(0, len(spare) - _KEPT)]
-
 
 class Kernels:
     """The kernels of this process's workers.
 
     Args:
       calls: returns for a size, by level, what is compiled.
-      placements: where each worker of this process computes.
       splittable: whether a local batch may run as several microbatches; if not, every size needs a kernel of its own.
       min_microbatches: how many microbatches every step has at least, from the first one on.
       microbatch_bytes: bytes of the gradient and all other parts of messages that a microbatch writes.
@@ -88,10 +75,8 @@ class Kernels:
       revision: incremented when `choose` may choose others.
 
     Attributes:
-      compiled: the compiled kernels.
       busy: whether kernels may be compiled beside the steps. While it is false, `check` and `step_ended` need not be
         called.
-      min_microbatches: as given; may be changed between steps.
     """
 
     def __init__(
@@ -118,11 +103,6 @@ class Kernels:
         self._compiler = BackgroundCompiler(self.compiled, pauses=self.few_cores)
 
     @property
-    def counters(self) -> Counters:
-        """The cost of compiling so far."""
-        return self.compiled.counters
-
-    @property
     def largest_microbatch(self) -> int | None:
         """The most examples in one microbatch, by `microbatch=` and by memory; `None` without either. Local."""
         by_memory = None if self.memory is None else self.memory.largest
@@ -147,32 +127,25 @@ class Kernels:
     def can_make(self, local_index: int, size: int) -> bool:
         """Return whether a worker can compute `size` examples without a compile."""
         ready = self.compiled.ready[local_index]
-        if size == 0:
-            return True
-        if self.splittable and self.deterministic:  # the choice by size may not use a kernel of this size
+        if size and self.splittable and self.deterministic:  # the choice by size may not use a kernel of this size
             return ready.keys() >= set(self._by_size_alone(size, self.min_microbatches))
-        if not self.splittable or size in ready:
-            return size in ready
-        return self._are_few(fewest(size, list(ready), self.min_microbatches), size, self.min_microbatches)
+        if not self.splittable or not size or size in ready:
+            return not size or size in ready
+        return self._few(size, list(ready), self.min_microbatches) is not None
 
-    def _are_few(self, microbatches: Microbatches | None, size: int, at_least: int) -> bool:
-        """Return whether there are microbatches, and not many more than with all buckets."""
-        limit, buckets = self._limit, self.compiled.buckets
-        whole = fewest(size, buckets if limit is None else [k for k in buckets if k <= limit], at_least)
-        return microbatches is not None and whole is not None and len(microbatches) <= _MORE * len(whole)
+    def _few(self, size: int, kernels: Iterable[int], at_least: int) -> Microbatches | None:
+        """Return the fewest microbatches of these kernels, if they are not many more than with all buckets."""
+        limit, found = self._limit, fewest(size, kernels, at_least)
+        whole = fewest(size, [k for k in self.compiled.buckets if limit is None or k <= limit], at_least)
+        return found if found is not None and whole is not None and len(found) <= _MORE * len(whole) else None
 
     def can_join(self) -> bool:
-        """Return whether a process can run a step as soon as it joins.
-
-        If a batch is one microbatch, it must compile a kernel for its size, which is unknown before it joins.
-        """
+        """Return whether a process can run a step as soon as it joins, or not before it knows its size."""
         return not self.splittable or self.makes_all
 
-    def fixed_microbatches(self, size: int, *, by_memory: bool) -> Microbatches:
-        """Return the microbatches of a worker that do not depend on which kernels are compiled.
-
-        Args:
-          by_memory: whether this process's memory bounds them. Without it they are replicated.
+    def fixed_microbatches(self, size: int, *, by_memory: bool = True) -> Microbatches:
+        """Return the microbatches of a worker that do not depend on which kernels are compiled; replicated unless this
+        process's memory bounds them.
         """
         if not (self.splittable and size):
             return (size,)
@@ -196,18 +169,13 @@ class Kernels:
     def _of_compiled(self, local_index: int, size: int, at_least: int) -> Microbatches:
         """Return the fewest microbatches of compiled kernels: of those within `_limit`, if these make not many more."""
         ready, limit = list(self.compiled.ready[local_index]), self._limit
-        if limit is not None:
-            found = fewest(size, [k for k in ready if k <= limit], at_least)
-            if found is not None and self._are_few(found, size, at_least):
-                return found
-        found = fewest(size, ready, at_least) or fewest(size, ready)
+        found = None if limit is None else self._few(size, [k for k in ready if k <= limit], at_least)
+        found = found or fewest(size, ready, at_least) or fewest(size, ready)
         assert found is not None, "the kernels for a size in force are not dropped"
         return found
 
     def ask_for_own(self, local_index: int, size: int, at_least: int = 1) -> None:
-        """Compile a kernel for this size, at which a worker has stayed, in the background, if it may run as one
-        microbatch.
-        """
+        """Compile a kernel for a size that has stayed, in the background, if it may run as one microbatch."""
         worker, limit = self._workers[local_index], self._limit
         if not (self.splittable and self.resizable and size) or self.deterministic or at_least > 1:
             return
@@ -235,14 +203,10 @@ class Kernels:
     # --- compiling ----------------------------------------------------------------------------------------------------
 
     def require(self, sizes: Sequence[int]) -> None:
-        """Compile the kernels for `sizes`, and wait for them; then compile the buckets in the background.
-
-        Args:
-          sizes: by local index.
-        """
+        """Compile the kernels for `sizes` (by local index), and wait for them; then the buckets in the background."""
         start = time.perf_counter()
         self.require_first(sizes)
-        self.counters.waited_seconds += time.perf_counter() - start
+        self.compiled.counters.waited_seconds += time.perf_counter() - start
         self.extend(max(sizes))
 
     def require_first(self, sizes: Sequence[int]) -> None:
@@ -251,7 +215,7 @@ class Kernels:
             bound: int | None = 0
             while not self.can_make(local_index, size) and bound != self.largest_microbatch:
                 bound = self.largest_microbatch  # lower afterwards, if a kernel was too large for the memory
-                for needed in self._first_kernels(size):
+                for needed in sorted(set(self.fixed_microbatches(size))):
                     self.compiled.compile(local_index, needed)
 
     def require_microbatches(self, microbatches: Sequence[Microbatches]) -> None:
@@ -259,10 +223,6 @@ class Kernels:
         for local_index, sizes in enumerate(microbatches):
             for size in set(sizes):
                 self.compiled.compile(local_index, size)
-
-    def _first_kernels(self, size: int) -> list[int]:
-        """Return the kernels for a first step of this size."""
-        return sorted(set(self.fixed_microbatches(size, by_memory=True)))
 
     def extend(self, largest: int) -> None:
         """Compile the buckets for local batches up to `largest` in the background. Cheap if they exist."""
@@ -283,12 +243,8 @@ class Kernels:
                 self._put(local_index, size, urgent=urgent)
 
     def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
-        """Compile the kernels for `sizes` next, in the background. Cancels an earlier request, unless its compile has
-        started.
-
-        Args:
-          sizes: by local index.
-          current: the sizes of the next step.
+        """Compile the kernels for `sizes` next, in the background; cancels an earlier request, unless its compile has
+        started. `current`: the sizes of the next step. By local index.
         """
         for local_index, size in enumerate(sizes):
             worker = self._workers[local_index]
@@ -306,10 +262,9 @@ class Kernels:
     def _kernels_for(self, local_index: int, size: int) -> Sequence[int]:
         """Return the kernels for a size: compiled ones and buckets, or else those of a first step."""
         if not self.splittable or self.deterministic:
-            return self._first_kernels(size)
-        kernels, at_least = {*self.compiled.ready[local_index], *self.compiled.buckets}, self.min_microbatches
-        found = fewest(size, kernels, at_least)
-        return found if found is not None and self._are_few(found, size, at_least) else self._first_kernels(size)
+            return self.fixed_microbatches(size)
+        kernels = {*self.compiled.ready[local_index], *self.compiled.buckets}
+        return self._few(size, kernels, self.min_microbatches) or self.fixed_microbatches(size)
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:
@@ -317,12 +272,17 @@ class Kernels:
             self._compiler.put(KernelJob(local_index, size), urgent=urgent)
 
     def _evict(self, local_index: int) -> None:
-        """Drop the kernels that a worker does not need. Called between steps only, by their thread."""
+        """Drop the kernels that a worker does not need. Called between steps only, by their thread.
+
+        Keeps what the next steps may use: also the requested size, which this process may have announced as ready.
+        """
         buckets, ready = self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
             return  # sizes may still need these kernels until the buckets are complete
         worker = self._workers[local_index]
-        for size in worker.outdated(list(ready), buckets):
+        needed = {*buckets, *worker.microbatches, worker.current, worker.asked, worker.own}
+        spare = [size for size in ready if size not in needed]  # the oldest first
+        for size in spare[: max(0, len(spare) - _KEPT)]:
             self.compiled.drop(local_index, size)
 
     def ask_for_step(self, microbatches: Microbatches) -> None:
@@ -345,11 +305,7 @@ class Kernels:
 
     @thread_status("waiting for kernels", compiles=True)
     def finish(self) -> None:
-        """Wait until all requested kernels are compiled.
-
-        Raises:
-          Exception: the error of the background compiler.
-        """
+        """Wait until all requested kernels are compiled. Raises the error of the background compiler."""
         self._compiler.finish()
         self.check()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,7 +20,7 @@ from adaptive.base.process.host_memory import MemoryLeft
 from .microbatches import Microbatches
 
 if TYPE_CHECKING:
-    from adaptive.runtime.step_plan import StepContext
+    from adaptive.runtime.step_context import StepContext
 
 _USABLE = 0.9
 _GIB = 1 << 30
@@ -44,7 +45,6 @@ class MemoryBound:
 
     def __init__(self, left: Callable[[], float], note: Callable[[str], None]):
         self._find_left, self._note = left, note
-        self._left: float | None = None
         self._admitted = 0  # examples of the largest kernel that fits
         self.largest: int | None = None
 
@@ -54,28 +54,21 @@ class MemoryBound:
 
     def fits(self, nbytes: int) -> bool:
         """Return whether that much memory is left."""
-        return nbytes <= self._left_bytes()
+        return nbytes <= self._left
 
-    def _left_bytes(self) -> float:
-        if self._left is None:
-            self._left = _USABLE * self._find_left()
-        return self._left
+    @cached_property
+    def _left(self) -> float:
+        return _USABLE * self._find_left()
 
     def admit(self, size: int, nbytes: int | None) -> bool:
-        """Return whether a compiled kernel may be used; if not, lower the bound.
-
-        Args:
-          size: examples of the kernel.
-          nbytes: the memory that it needs; `None` if unknown.
-        """
+        """Return whether a compiled kernel of `size` examples and `nbytes` may be used; if not, lower the bound."""
         if nbytes is None or size == 1 or self.fits(nbytes):
             self._admitted = max(self._admitted, size if nbytes is not None else 0)
             return True
         # Part of the memory does not grow with the examples, so this is too large. Then the next kernel is judged.
-        scaled, left = int(size * self._left_bytes() / nbytes), self._left_bytes()
         self._lower(
-            max(1, min(scaled, size - 1)),
-            f"a kernel of {size} needs {nbytes / _GIB:.2f} GiB, and {left / _GIB:.2f} GiB are left",
+            max(1, min(int(size * self._left / nbytes), size - 1)),
+            f"a kernel of {size} needs {nbytes / _GIB:.2f} GiB, and {self._left / _GIB:.2f} GiB are left",
         )
         return False
 
@@ -103,33 +96,29 @@ class MemoryBound:
 
 
 def bytes_of(programs: Iterable[Any], batch_bytes: int) -> int | None:
-    """Return the memory that the compiled programs of one size need beyond the state; `None` if XLA does not report it.
-
-    Args:
-      batch_bytes: bytes of the examples.
+    """Return the bytes that compiled programs need beyond the state and in addition to those of the examples; `None` if
+    XLA does not report them.
     """
-    temporaries = results = 0
-    for program in programs:
-        analysis = getattr(program, "memory_analysis", lambda: None)()
-        if analysis is None:
-            return None
-        temporaries = max(temporaries, analysis.temp_size_in_bytes)
-        results += analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return temporaries + 2 * results + batch_bytes
+    found = _analyses(programs)
+    if None in found:
+        return None
+    results = sum(analysis.output_size_in_bytes - analysis.alias_size_in_bytes for analysis in found)
+    return max(analysis.temp_size_in_bytes for analysis in found) + 2 * results + batch_bytes
 
 
 def temporary_bytes(programs: Iterable[Any]) -> int | None:
     """Return the bytes of the largest program's temporary arrays; `None` if XLA does not report them."""
-    found = [getattr(program, "memory_analysis", lambda: None)() for program in programs]
-    return max((analysis.temp_size_in_bytes for analysis in found if analysis is not None), default=None)
+    found = [analysis for analysis in _analyses(programs) if analysis is not None]
+    return max((analysis.temp_size_in_bytes for analysis in found), default=None)
+
+
+def _analyses(programs: Iterable[Any]) -> list[Any]:
+    return [getattr(program, "memory_analysis", lambda: None)() for program in programs]
 
 
 def bytes_left(devices: Sequence[jax.Device], processes: int) -> float:
-    """Return the memory that is left for one of this process's workers; infinite if unknown.
-
-    Args:
-      devices: one for each worker of this process.
-      processes: the number of processes on this host, which share its main memory.
+    """Return the bytes that are left for one of this process's workers on these devices; infinite if unknown. The
+    processes of a host share its main memory.
     """
     held = devices[0].memory_stats() or {}
     limit, used = held.get("bytes_limit"), held.get("bytes_in_use")
@@ -162,12 +151,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def check_memory(ctx: StepContext, error: jax.errors.JaxRuntimeError, microbatches: Sequence[Microbatches]) -> None:
-    """Raise an OutOfMemoryError with advice if memory ran out in a step's kernels.
-
-    Args:
-      error: the step's error.
-      microbatches: those of the step, by local index.
-    """
+    """Raise an OutOfMemoryError with advice if a step's error says that memory ran out in its microbatches."""
     if not ran_out_of_memory(error):
         return
     for leaf in jax.tree.leaves([values[: len(ctx.workers.places)] for values in ctx.workers.values]):
@@ -188,12 +172,7 @@ def check_memory(ctx: StepContext, error: jax.errors.JaxRuntimeError, microbatch
 
 
 def check_update(error: Exception, what: str = "the update of the state") -> None:
-    """Raise an OutOfMemoryError if a computation of the new state ran out of memory.
-
-    Args:
-      error: the computation's error.
-      what: the computation, for the error.
-    """
+    """Raise an OutOfMemoryError if the error says that the computation of the new state ran out of memory."""
     if ran_out_of_memory(error):
         why = str(error).partition("\n")[0].rstrip(".")
         raise OutOfMemoryError(

@@ -1,8 +1,8 @@
 """The rule by which a local batch runs as microbatches.
 
 A batch runs as the fewest microbatches of compiled sizes, no larger than `microbatch=` and the memory permit. Compiled
-are the powers of two (*buckets*), of which every size is composed at once, and the batch's own size if the batch has
-stayed for `OWN_KERNEL_AFTER` steps, or is the first one.
+are the powers of two (*buckets*), of which every size is composed at once, and the batch's own size if the sizes have
+stayed for `OWN_KERNEL_AFTER` steps, or it is the first one.
 
 It is a rule and not a comparison of timings, because the fewest microbatches are what an accelerator needs, where each
 one more costs a launch and idle cores: an odd size of seven microbatches took five times as long as its own kernel. On

@@ -124,7 +124,7 @@ def test_a_worker_sends_each_element_once():
     mesh = mesh_of()
     with comm.SoloWorld(mesh=mesh) as world:
         context = trained(state_on(mesh), world, steps=1)[0]._parts.engine.context
-        for number, layout in enumerate(context.step_plan.layouts):
+        for number, layout in enumerate(context.layouts):
             pieces = ShardedParts(context.placements[0].specs(number, layout), world.local_mesh.whole).layout
             assert sum(np.prod(p.shape, dtype=int) * p.dtype.itemsize for p in pieces) == layout.nbytes
             assert (HIDDEN // 2, HIDDEN // 2) in [p.shape for p in pieces]
@@ -154,7 +154,7 @@ def test_no_kernel_gathers_a_parameter_that_only_its_shards_need():
     with comm.SoloWorld(mesh=mesh) as world:
         program, _ = trained(state_on(mesh), world, steps=1)
         update = program._parts.engine.context.programs["final", 0, 0]
-        assert f"f64[{HIDDEN},{HIDDEN}]" not in update.as_text()
+        assert f"f64[{HIDDEN},{HIDDEN}]" not in update.run.as_text()
 
 
 def test_a_checkpoint_moves_between_meshes(whole, tmp_path):

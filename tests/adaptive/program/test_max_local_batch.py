@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,8 +66,10 @@ def limited(monkeypatch, compiled):
     limit, compile_segment = [FITS], _compiled.compile_segment
 
     def instead(function, shapes, device, *, name, **options):
-        size = int(name.split("_stage_")[0].rsplit("_", 1)[1])
-        return compiled(lambda: compile_segment(function, shapes, device, name=name, **options), size, limit)
+        def compile():
+            return compile_segment(function, shapes, device, name=name, **options)
+
+        return compiled(compile, int(name.rsplit("_", 1)[1]), limit) if "microbatch" in name else compile()
 
     monkeypatch.setattr(_compiled, "compile_segment", instead)
     return limit
@@ -170,10 +174,10 @@ def test_an_example_for_which_nothing_can_be_compiled_ends_the_run(fails_to_comp
 
 
 def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_named(monkeypatch):
-    def fails(*_, name, **__):
+    def fails(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr("adaptive.runtime.kernels.programs.compile_segment", fails)
+    monkeypatch.setattr("adaptive.runtime.kernels.programs.compile_kernel", fails)
     with built() as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
         program.step()
     assert any("the update of the state" in note for note in found.value.__notes__)
@@ -193,7 +197,7 @@ def test_an_update_that_runs_out_of_memory_has_lost_the_state(workers, steps):
             program.step()
         programs = program._parts.engine.context.programs
         for local_index in range(workers):
-            programs["final", 0, local_index] = Fails()
+            programs["final", 0, local_index] = replace(programs["final", 0, local_index], run=Fails())
         program._parts.revision.increment()
         with pytest.raises(
             ad.OutOfMemoryError, match=r"in the update of the state: RESOURCE_EXHAUSTED: no room.*restore"

@@ -134,7 +134,7 @@ def test_the_update_needs_no_temporary_for_averaged_gradients():
         (final,) = {
             id(p): p for (kind, *_), p in program._parts.engine.context.programs.items() if kind == "final"
         }.values()
-        assert final.memory_analysis().temp_size_in_bytes < LARGE_BYTES
+        assert final.run.memory_analysis().temp_size_in_bytes < LARGE_BYTES
         with jax.disable_jit():
             by_hand, _ = adam(state, data)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), program.state, by_hand)

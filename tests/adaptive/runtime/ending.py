@@ -1,7 +1,7 @@
 """A program that ends while a kernel is being compiled: `python ending.py HOW MARKER`.
 
-HOW: "end" normally, "raise" an exception, "exit" with status 3, or "close" the program and then end. MARKER is a file
-that is written when that kernel is compiled.
+HOW: "end": close the program and end; "raise" an exception; or "exit" with status 3. MARKER is a file that is written
+when that kernel is compiled.
 """
 
 import sys
@@ -51,5 +51,4 @@ with comm.world() as world:
         raise ValueError("as it was to be")
     if HOW == "exit":
         sys.exit(3)
-    if HOW == "close":
-        program.close()
+    program.close()

@@ -18,9 +18,7 @@ SCRIPT = Path(__file__).with_name("ending.py")
 ENVIRONMENT = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
 
 
-@pytest.mark.parametrize(
-    ("how", "status"), [("end", 0), ("raise", 1), pytest.param("exit", 3, marks=pytest.mark.long), ("close", 0)]
-)
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("exit", 3)])
 def test_a_process_ends_after_the_current_compile(how, status, tmp_path):
     paths = os.pathsep.join([str(mpirun.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -32,18 +30,16 @@ def test_a_process_ends_after_the_current_compile(how, status, tmp_path):
     )
     assert done.returncode == status, done.stderr
     assert done.stdout == "the last word"
-    assert ("ValueError: as it was to be" in done.stderr) == (how == "raise")
     assert "terminate called" not in done.stderr
     assert (tmp_path / "compiled").exists()
 
 
-@pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.long), "raise"])
-def test_ranks_that_compile_end_too(how, tmp_path):
+def test_ranks_that_compile_end_too(tmp_path):
     marker = tmp_path / "compiled"
-    job = mpirun.run([SCRIPT, how, marker], n=2, env=ENVIRONMENT, timeout=150, expect_failure=how == "raise")
+    job = mpirun.run([SCRIPT, "raise", marker], n=2, env=ENVIRONMENT, timeout=150, expect_failure=True)
     assert "finalize" not in job.stderr, job
     assert "terminate called" not in job.stderr, job
-    assert ("as it was to be" in job.stderr) == (how == "raise")
+    assert "as it was to be" in job.stderr
 
 
 def test_a_process_whose_step_over_devices_is_being_traced_ends_without_a_word():

@@ -11,8 +11,8 @@ import collectives as comm
 from adaptive import operators
 from adaptive.operators import sources
 from adaptive.operators.sources import Reading, Source, read
-from adaptive.runtime.message import accumulate, lay_out_all
-from adaptive.runtime.segment import FLOATS, INTS, START, Feed, apply, segment_function
+from adaptive.runtime.message import lay_out_all
+from adaptive.runtime.segment import Feed, apply, segment_function
 from tests.adaptive.drivers import Recorder, planned
 
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -74,43 +74,6 @@ def test_a_collective_of_replicated_values_counts_the_workers_that_take_part(col
     eqn = next(e for e in eqns if e.primitive.name == "collective")
     (found,) = apply(eqn, [jnp.float32(3), *map(jnp.asarray, gates)], jnp.asarray(READING.taking_part))
     np.testing.assert_array_equal(found, result)
-
-
-def test_segments_of_two_workers_compute_a_step():
-    def driver(state, batch):
-        mean = comm.all_reduce(batch["y"].mean())
-        rows = comm.all_gather(ad.worker_index())
-        counted = comm.all_reduce(read(SECONDS), op="sum")
-        return {"a": state["a"] - mean, "b": state["b"] * state["a"]}, {"rows": rows, "counted": counted}
-
-    plan = planned(driver, {"a": 0.0, "b": 0.0}, examples=2, workers=2)
-    feed, layouts = Feed.of(plan), lay_out_all(plan.messages, capacity=2, status=0)
-    call = segment_function(plan, plan.microbatches[0], feed, layouts)
-    update = segment_function(plan, plan.final, feed, layouts)
-    values = {("state", i, 0): value for i, value in enumerate([np.float32(10), np.float32(3)])}
-
-    def computed(function):
-        return dict(zip(function.results, function.run(*map(values.get, function.arguments)), strict=True))
-
-    sent, ops = [], [op for layout in layouts for op in layout.ops]
-    for worker, sizes in enumerate([(2, 2), (2,)]):
-        reading = READING._replace(worker=worker, taking_part=np.ones(2, bool), compute_seconds=1.0 + worker)
-        (values[FLOATS], values[INTS]), start, parts = feed.measure(reading, len(sizes)), 0, None
-        for size in sizes:
-            values[START] = np.int32(start)
-            inputs = {"x": np.zeros((size, 3), np.float32), "y": np.arange(size, dtype=np.float32) + start + 4 * worker}
-            values.update({("batch", i, 0): leaf for i, leaf in enumerate(inputs.values())})
-            out = [value for address, value in computed(call).items() if address[0] == "part"]
-            parts = out if parts is None else accumulate(ops, parts, out)
-            start += size
-        sent.append(parts)
-    arrived = iter(accumulate(ops, *sent))
-    for number, layout in enumerate(layouts):
-        values.update({("message", number, i): next(arrived) for i in range(len(layout.parts))})
-    found = computed(update)
-    expected = [10 - np.mean([0, 1, 2, 3, 4, 5]), 30.0, 3.0, [0, 1]]  # the seconds are counted once for each worker
-    for value, wanted in zip(found.values(), expected, strict=True):
-        np.testing.assert_allclose(value, wanted)
 
 
 def several_results(state, batch):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import threading
 from types import SimpleNamespace
 
+import numpy as np
+import psutil
 import pytest
 
 from adaptive.runtime.kernels import background_compiler as _background
-from adaptive.runtime.kernels.background_compiler import QUIET_STEPS, BackgroundCompiler, KernelJob
+from adaptive.runtime.kernels.background_compiler import (
+    QUIET_STEPS,
+    BackgroundCompiler,
+    KernelJob,
+    return_freed_memory,
+)
 from tests.speed import limit
 
 DEADLINE = limit(60)
@@ -150,3 +158,32 @@ def test_waiting_for_kernels_ends_a_pause_and_urgent_jobs_still_go_first(owner, 
     pausing.finish()
     assert owner.done == [SECOND, FIRST]
     assert not pausing.step_ended()  # it disturbed no step
+
+
+# --- freed memory -----------------------------------------------------------------------------------------------------
+
+
+def resident():
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns memory when asked")
+def test_freed_memory_is_returned():
+    """Blocks too small to be mapped one by one, with one in use above them."""
+    blocks = [np.ones(1 << 14, np.uint8) for _ in range(8192)]
+    used = blocks[-1]
+    del blocks
+    before = resident()
+    return_freed_memory()
+    assert before - resident() > 64 << 20
+    assert used.all()
+
+
+def test_the_background_compiler_returns_memory_when_it_has_no_work(monkeypatch, owner, compiler):
+    returned = threading.Event()
+    monkeypatch.setattr(_background, "_TRIM_AFTER", (0.01,))
+    monkeypatch.setattr(_background, "return_freed_memory", returned.set)
+    owner.may_end.release()
+    compiler.put(FIRST)
+    assert returned.wait(limit(30))
+    assert compiler.idle

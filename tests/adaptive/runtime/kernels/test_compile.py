@@ -81,7 +81,7 @@ def test_programs_are_named_for_their_driver_and_size_and_shared_by_workers_of_a
         kernels, programs = program._parts.engine.kernels, program._parts.engine.context.programs
         assert kernels.kernel(0, 2, 0).run is kernels.kernel(1, 2, 0).run
         assert programs["final", 0, 0] is programs["final", 0, 1]
-        for compiled, name in ((kernels.kernel(0, 2, 0).run, "microbatch_0_2"), (programs["final", 0, 0], "final")):
+        for compiled, name in ((kernels.kernel(0, 2, 0).run, "microbatch_0_2"), (programs["final", 0, 0].run, "final")):
             (module,) = compiled.runtime_executable().hlo_modules()
             assert module.name == f"jit_train_{name}"
 

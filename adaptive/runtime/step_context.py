@@ -1,4 +1,4 @@
-"""Data and objects that all steps of an engine share, computed once."""
+"""What all steps of an engine share, and what a step returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -14,19 +13,19 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import Activity
-from adaptive.base.channel import Channel
+from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.sources import MICROBATCHES
 
 from .finite import FiniteCheck, Trouble
-from .kernels import Kernels
+from .kernels import KernelOptions, Kernels
 from .kernels.microbatches import Microbatches
 from .kernels.programs import Programs
 from .message import Layout, lay_out_all
-from .placement import Placement
-from .segment import Feed
+from .placement import Placement, placements_of
+from .segment import Feed, microbatch_functions
 from .worker_state import WorkerState
 
 
@@ -49,39 +48,76 @@ class StepStatus:
         """Apply the status, summed over all processes; shape=(length,). May raise an error that ends the run."""
 
 
-class StepPlan:
-    """Data that is the same in every step of a plan.
+class StepContext:
+    """What all steps of a plan share, computed once.
 
     Args:
-      status: number of elements of the status.
+      state: leaves of the initial state; see `WorkerState`.
       finite: whether values that are not finite prevent a commit.
+      name: the program's name, which distinguishes its messages from those of other programs.
+      revision: incremented when steps must be prepared again.
 
     Attributes:
       plan: the reference plan, from which everything except kernels comes.
-      label: prefix of the names of compiled programs, in profiles.
-      feed: the layout of sources in the segments' inputs.
-      layouts: the layout of each message.
       finite_checks: one for each message; empty without `finite`.
-      hooks, metrics: for each hook, and for the metrics, a slice of `Plan.final_outputs`.
+      shown: slices of `Plan.final_outputs`: one for each hook, and that of the metrics.
       status_message: the number of the message that carries the status; -1 if there is none.
-      min_microbatches: the minimum number of microbatches of every step.
+      placements: of each worker of this process.
+      waiters: threads that wait for kernels, one per device, if there are several.
     """
 
-    def __init__(self, plans: Planner, world: World, *, status: int, finite: bool, name: str):
-        self.plans, self.plan, self.name = plans, plans.reference, name
-        plan = self.plan
-        self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"
-        self.feed = Feed.of(plan)
-        self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=status)
+    def __init__(
+        self,
+        plans: Planner,
+        state: list[Any],
+        world: World,
+        *,
+        kernels: KernelOptions = KernelOptions(),  # noqa: B008  (it is frozen)
+        status: StepStatus | None = None,
+        finite: bool = False,
+        name: str = "",
+        activity: Activity | None = None,
+        revision: Revision | None = None,
+    ):
+        revision, plan = revision or Revision(), plans.reference
+        self.plans, self.plan, self.world, self.name = plans, plan, world, name
+        self.status, self.activity = status or StepStatus(), activity or Activity(world)
+        self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # of compiled programs, in profiles
+        self.feed = feed = Feed.of(plan)
+        elements = self.status.length
+        self.layouts = lay_out_all(plan.messages, capacity=world.capacity, status=elements)
         platform = world.devices[0].platform if world.local_mesh is None else "mesh"
         self.finite_checks = [FiniteCheck(layout, platform) for layout in self.layouts] if finite else []
         of_hooks = [len(hook.values) for hook in plan.hooks]
         first = len(plan.final_outputs) - sum(of_hooks) - len(plan.graph.metrics)
         ends = list(accumulate(of_hooks, initial=first))
-        self.hooks, self.metrics = [slice(*found) for found in pairwise(ends)], slice(ends[-1], None)
+        self.shown = [slice(*found) for found in pairwise(ends)], slice(ends[-1], None)
         self.status_message = next((n for n, layout in enumerate(self.layouts) if layout.status), -1)
         self._compares_groups = any(source.name == MICROBATCHES.name for source in plan.sources)
-        self.min_microbatches = self.min_microbatches_of(1, 1) if world.capacity == 1 else 1
+        self.placements = placements_of(world, plan, self.layouts, state)
+        self.kernels = Kernels(
+            lambda examples: microbatch_functions(plans(examples), feed, elements),  # does not hold this object
+            self.placements,
+            splittable=plan.splittable,
+            min_microbatches=self.min_microbatches,
+            microbatch_bytes=bytes_per_execution(plan, self.layouts, self.placements[0]),
+            options=kernels,
+            name=self.label,
+            revision=revision,
+        )
+        self.workers = WorkerState(plan, state, self.placements, revision)
+        constants = self.kernels.compiled.constants
+        self.programs = Programs(plan, feed, self.layouts, self.placements, constants, label=self.label)
+        self.channels = [
+            world.channel(self.placements[0].specs(number, layout), layout.status, (name, number))
+            for number, layout in enumerate(self.layouts)
+        ]
+        self.waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
+
+    @property
+    def min_microbatches(self) -> int:
+        """The minimum number of microbatches of every step."""
+        return self.min_microbatches_of(1, 1) if self.world.capacity == 1 else 1
 
     def min_microbatches_of(self, size: int, global_batch: int) -> int:
         """Return the minimum number of microbatches of a worker: two if it has all examples and the driver compares
@@ -91,59 +127,30 @@ class StepPlan:
 
 
 class Outcome(NamedTuple):
-    """The result of one step. Hook values and metrics are replicated, and on the first worker's device.
+    """The result of one step. Hook values and metrics are replicated, and on the first worker's device."""
 
-    Attributes:
-      results: those of the final segment (`Plan.final_outputs`); empty if the step was not committed.
-      compute_seconds: by local index; NaN if the step ended before its last message.
-      microbatches: sizes of microbatches, by local index.
-      trouble: why the step was not committed, or `None`.
-    """
-
-    steps: StepPlan
-    results: list[Any]
-    compute_seconds: list[float]
-    microbatches: list[Microbatches]
+    shown: tuple[list[slice], slice]  # see `StepContext`
+    results: list[Any]  # of the final segment (`Plan.final_outputs`); empty if the step was not committed
+    compute_seconds: list[float]  # by local index; NaN if the step ended before its last message
+    microbatches: list[Microbatches]  # by local index
     messages: int
     message_bytes: int
-    trouble: Trouble | None = None
+    trouble: Trouble | None = None  # why the step was not committed
 
     @property
     def hooks(self) -> list[list[jax.Array]]:
         """The leaves of each hook's values."""
-        return [self.results[place] for place in self.steps.hooks]
+        return [self.results[place] for place in self.shown[0]]
 
     @property
     def metrics(self) -> list[jax.Array]:
         """The leaves of the metrics."""
-        return self.results[self.steps.metrics]
+        return self.results[self.shown[1]]
 
     @property
     def committed(self) -> bool:
         """Whether the step has changed the state."""
         return self.trouble is None
-
-
-@dataclass(eq=False)
-class StepContext:
-    """The parts that run the steps of one plan, shared by the engine and all forms of steps.
-
-    Attributes:
-      placements: where each worker of this process computes.
-      channels: one for each message.
-      waiters: threads that wait for the end of microbatches, one per device, if these run on several; else `None`.
-    """
-
-    step_plan: StepPlan
-    world: World
-    workers: WorkerState
-    kernels: Kernels
-    programs: Programs
-    placements: Sequence[Placement]
-    channels: list[Channel]
-    status: StepStatus
-    activity: Activity
-    waiters: ThreadPoolExecutor | None
 
 
 Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes
