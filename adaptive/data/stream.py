@@ -146,7 +146,7 @@ class Stream:
                 yield [PositionSpan(worker, cursors[worker], sizes[worker]) for worker in workers]
             else:
                 first, share = sum(sizes[: workers.start]), sizes[workers.start : workers.stop]
-                yield [PositionSpan(0, cursors[0] + first, sum(share))]
+                yield [tuple.__new__(PositionSpan, (0, cursors[0] + first, sum(share)))]  # in C, as in `_share`
             cursors = self._after(cursors, sizes)
 
     def peek(self, sizes: Sequence[int]) -> Any:
@@ -203,8 +203,10 @@ class Lookahead:
         """Start to read a step's spans, and those of later steps; see `IterableData.start`."""
         spans, readers = next(steps), self._data.readers.number
         if self._data.in_memory:
-            rows = [self._shards[s.shard].rows(self.order.examples(*s)) if s.examples else None for s in spans]
-            return rows.copy
+            found = []
+            for s in spans:  # not a comprehension, which is a call
+                found.append(self._shards[s.shard].rows(self.order.examples(*s)) if s.examples else None)  # noqa: PERF401
+            return found.copy
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
         examples = max(1, sum(span.examples for span in spans))
         ahead = max(_STEPS_AHEAD, -(-2 * readers * self._shards[spans[0].shard].piece(examples) // examples))

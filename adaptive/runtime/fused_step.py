@@ -75,6 +75,7 @@ class FusedStep:
       fault: the number of steps before the first one that was not finite; `NO_FAULT` if none is known. Replicated.
       failed: whether a program could not be compiled on some process, so that none is used. Replicated.
       lost_state: whether the state was lost in a program that failed. Local.
+      waits: whether steps wait for a program that is still being compiled.
     """
 
     def __init__(self, ctx: StepContext, mesh: WorkerMesh):
@@ -83,6 +84,7 @@ class FusedStep:
         self._several = ctx.world.processes > 1
         self._arrays = MeshArrays(mesh, ctx.world.devices)
         self.failed = self.lost_state = False
+        self.waits = ctx.kernels.deterministic
         self._programs: dict[Microbatches, FusedProgram | str] = {}  # those of this process, or why they failed
         self._program: FusedProgram | None = None  # of the current size
         self._size, self._microbatches = 0, Microbatches()
@@ -108,11 +110,6 @@ class FusedStep:
         self._seconds: list[float] = []  # as they are reported
 
     # --- programs -----------------------------------------------------------------------------------------------------
-
-    @property
-    def waits(self) -> bool:
-        """Whether steps wait for a program that is still being compiled: in deterministic programs."""
-        return self._ctx.kernels.deterministic
 
     def microbatches_of(self, sizes: Sequence[int]) -> Microbatches:
         """Return the microbatches of each worker in the program for steps of these sizes; none if there is no program.

@@ -107,17 +107,13 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
     floating = [np.finfo(d).dtype for d, op in zip(wire, ops, strict=True) if adds_up(op) and d.kind in "fc"]
     main = max(floating, key=lambda d: d.itemsize, default=np.dtype(np.float32))
 
-    groups: dict[tuple[Reduction, np.dtype], int] = {("sum", main): 0}
-    fill: list[int] = [0]
+    filled: dict[tuple[Reduction, np.dtype], int] = {("sum", main): 0}  # elements of the parts
 
     def place(op: Reduction, dtype: np.dtype, shape: tuple[int, ...], count: int) -> Entry:
-        dtype = main if op == "sum" and dtype.kind == "f" else dtype
-        part = groups.setdefault((op, dtype), len(groups))
-        if part == len(fill):
-            fill.append(0)
-        entry = Entry(part, fill[part], shape, dtype)
-        fill[part] += count
-        return entry
+        key = op, main if op == "sum" and dtype.kind == "f" else dtype
+        offset = filled.setdefault(key, 0)
+        filled[key] += count
+        return Entry(list(filled).index(key), offset, shape, key[1])
 
     # Weights of values per worker and of values per microbatch have separate sums, even if they are equal.
     keys = [
@@ -131,19 +127,18 @@ def lay_out(contributions: Sequence[Contribution], *, capacity: int, status: int
         (not must_be_finite(c), nth[key], c.result.aval.dtype.itemsize)
         for c, key in zip(contributions, keys, strict=True)
     ]
-    entries: list[Entry | None] = [None] * len(contributions)
-    for i in sorted(range(len(contributions)), key=alike.__getitem__):
-        if not large[i]:
-            entries[i] = place(ops[i], wire[i], shapes[i], size[i])
+    small = [i for i in sorted(range(len(contributions)), key=alike.__getitem__) if not large[i]]
+    entries = {i: place(ops[i], wire[i], shapes[i], size[i]) for i in small}
     known = {key: place("sum", main, (), 1) for key in nth if key is not None}
     weights = [None if key is None else known[key] for key in keys]
-    fill[0] += status
-    parts = [PartSpec((fill[i],), dtype, op) for (op, dtype), i in groups.items()]
+    filled["sum", main] += status
+    parts = [PartSpec((count,), dtype, op) for (op, dtype), count in filled.items()]
     for i, is_large in enumerate(large):
         if is_large:
             entries[i] = Entry(len(parts), 0, shapes[i], wire[i])
             parts.append(PartSpec(shapes[i], wire[i], ops[i]))
-    return Layout(tuple(contributions), tuple(e for e in entries if e), tuple(weights), tuple(parts), status, capacity)
+    in_order = tuple(entries[i] for i in range(len(contributions)))
+    return Layout(tuple(contributions), in_order, tuple(weights), tuple(parts), status, capacity)
 
 
 def _by_itself(op: Reduction, nbytes: int) -> bool:

@@ -147,11 +147,6 @@ class Outcome(NamedTuple):
         """The leaves of the metrics."""
         return self.results[self.shown[1]]
 
-    @property
-    def committed(self) -> bool:
-        """Whether the step has changed the state."""
-        return self.trouble is None
-
 
 Prefetch = Callable[[Sequence[int]], None]  # starts to fetch the examples of a next step with these sizes
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -87,7 +88,8 @@ class CompiledKernels:
         name: str,
         memory: MemoryBound | None = None,
     ):
-        self._segments_of, self.revision, self._name, self._memory = calls, revision, name, memory
+        self.revision, self._name, self._memory = revision, name, memory
+        self._segments_of = lru_cache(_TRACES)(calls)
         self.placements = list(placements)
         self.ready: list[dict[int, KernelSet]] = [{} for _ in placements]
         self.buckets: set[int] = set()
@@ -95,7 +97,6 @@ class CompiledKernels:
         self.counters, self.constants = Counters(), Constants()
         self.temporaries: tuple[int, int] | None = None
         self.compile_step: Callable[[Microbatches], None] = lambda microbatches: None
-        self._traced: dict[int, Mapping[int, SegmentFunction]] = {}
         self._trace_lock, self._bucket_lock = threading.Lock(), threading.Lock()
 
     def carry_out(self, job: Job) -> None:
@@ -164,11 +165,7 @@ class CompiledKernels:
     def _compile(self, size: int, place: Placement) -> KernelSet:
         start = time.perf_counter()
         with self._trace_lock:
-            if size not in self._traced:
-                self._traced[size] = self._segments_of(size)
-                while len(self._traced) > _TRACES:
-                    del self._traced[next(iter(self._traced))]
-            traced = self._traced[size]
+            traced = self._segments_of(size)
         kernels = {}
         for level, call in traced.items():
             name = f"{self._name}microbatch_{level}_{size}"

@@ -127,11 +127,9 @@ class Kernels:
     def can_make(self, local_index: int, size: int) -> bool:
         """Return whether a worker can compute `size` examples without a compile."""
         ready = self.compiled.ready[local_index]
-        if size and self.splittable and self.deterministic:  # the choice by size may not use a kernel of this size
-            return ready.keys() >= set(self._by_size_alone(size, self.min_microbatches))
-        if not self.splittable or not size or size in ready:
-            return not size or size in ready
-        return self._few(size, list(ready), self.min_microbatches) is not None
+        if not size or self.deterministic or not self.splittable:  # may not use a kernel of this size
+            return not size or ready.keys() >= set(self.fixed_microbatches(size))
+        return size in ready or self._few(size, list(ready), self.min_microbatches) is not None
 
     def _few(self, size: int, kernels: Iterable[int], at_least: int) -> Microbatches | None:
         """Return the fewest microbatches of these kernels, if they are not many more than with all buckets."""
@@ -143,7 +141,7 @@ class Kernels:
         """Return whether a process can run a step as soon as it joins, or not before it knows its size."""
         return not self.splittable or self.makes_all
 
-    def fixed_microbatches(self, size: int, *, by_memory: bool = True) -> Microbatches:
+    def fixed_microbatches(self, size: int, at_least: int = 0, *, by_memory: bool = True) -> Microbatches:
         """Return the microbatches of a worker that do not depend on which kernels are compiled; replicated unless this
         process's memory bounds them.
         """
@@ -151,16 +149,14 @@ class Kernels:
             return (size,)
         largest = self.largest_microbatch if by_memory else self._largest_microbatch
         resizable = self.deterministic and self.resizable
-        return by_size_alone(size, self.min_microbatches, largest, resizable=resizable)
+        return by_size_alone(size, at_least or self.min_microbatches, largest, resizable=resizable)
 
     def choose(self, local_index: int, size: int, at_least: int = 1) -> Microbatches:
         """Choose the microbatches of a worker for `size` examples, while the revision stays; at least `at_least`."""
         if size == 0:
             microbatches: Microbatches = ()
-        elif not self.splittable:
-            microbatches = (size,)
-        elif self.deterministic:
-            microbatches = self._by_size_alone(size, at_least)
+        elif self.deterministic or not self.splittable:
+            microbatches = self.fixed_microbatches(size, at_least)
         else:
             microbatches = self._of_compiled(local_index, size, at_least)
         self._workers[local_index].microbatches = microbatches
@@ -186,9 +182,6 @@ class Kernels:
         worker.own = size
         self._evict(local_index)
         self._put(local_index, size)
-
-    def _by_size_alone(self, size: int, at_least: int) -> Microbatches:
-        return by_size_alone(size, at_least, self.largest_microbatch, resizable=self.resizable)
 
     def kernel(self, local_index: int, size: int, level: int) -> Kernel:
         """Return a compiled kernel."""
@@ -256,15 +249,11 @@ class Kernels:
             worker.asked = size
             self._evict(local_index)
             if not self.can_make(local_index, size):
-                missing = set(self._kernels_for(local_index, size)) - self.compiled.ready[local_index].keys()
+                ready, found = self.compiled.ready[local_index], None
+                if self.splittable and not self.deterministic:
+                    found = self._few(size, {*ready, *self.compiled.buckets}, self.min_microbatches)
+                missing = set(found or self.fixed_microbatches(size)) - ready.keys()
                 self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
-
-    def _kernels_for(self, local_index: int, size: int) -> Sequence[int]:
-        """Return the kernels for a size: compiled ones and buckets, or else those of a first step."""
-        if not self.splittable or self.deterministic:
-            return self.fixed_microbatches(size)
-        kernels = {*self.compiled.ready[local_index], *self.compiled.buckets}
-        return self._few(size, kernels, self.min_microbatches) or self.fixed_microbatches(size)
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:

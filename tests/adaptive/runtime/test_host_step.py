@@ -189,7 +189,7 @@ class Forgets:
         pass
 
 
-def calls_of_a_step(driver, log=(), steps=50):
+def calls_of_a_step(driver, log=(), steps=40):
     """Calls in Python of one steady step. A count, which is the same however fast the machine is."""
     calls = 0
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jax.extend.core import Literal, Var
+from jax.extend.core import Var
 
 from adaptive.graph.plan import Contribution, Scope
 from adaptive.operators.collectives import Collective
@@ -244,16 +244,6 @@ def test_bytes_are_those_of_leaves_weights_and_status():
     layout = named(leaves, 4).layout
     assert layout.nbytes == 4 * (3 + 2 + 4 + 1 + STATUS)  # one weight for both means
     assert len(layout.parts) == 1
-
-
-def test_literal_weights_are_shared_by_value():
-    def weighted(value):
-        aval = jax.core.ShapedArray((), np.dtype(np.float32))
-        x = Var(aval)
-        return Contribution("", Reduce("mean"), x, Literal(np.float32(value), aval), Var(aval), Scope.MICROBATCH, "")
-
-    weights = lay_out([weighted(1.0), weighted(1.0), weighted(2.0)], capacity=2, status=0).weights
-    assert weights[0] == weights[1] != weights[2]
 
 
 def test_every_operation_and_dtype_has_a_buffer_of_its_own():
