@@ -288,7 +288,7 @@ def begin_branch(
     run.flush_logs()
     checkpoint = with_same_members(p.world, lambda: snapshot(p))
     before = run.run_id, run.restored, run.notes, p.skipped.in_a_row
-    digest, outer = dict(vars(p.digest)), (p.hooks.suspended, p.listeners.suspended)
+    outer = p.hooks.suspended, p.listeners.suspended
     run.notes = []
     p.hooks.suspended = p.listeners.suspended = True
 
@@ -297,7 +297,6 @@ def begin_branch(
             return
         prepare(p, loop, checkpoint)(Roster.of(p.world))
         run.run_id, run.restored, run.notes, p.skipped.in_a_row = before
-        vars(p.digest).update(digest)
         p.hooks.suspended, p.listeners.suspended = outer
 
     try:

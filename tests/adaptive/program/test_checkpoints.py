@@ -338,9 +338,7 @@ def test_if_no_checkpoint_is_complete_nothing_is_restored(two, standing, tmp_pat
     assert standing.steps == before
 
 
-@pytest.mark.parametrize(
-    "make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.touch()], ids=["none", "empty", "file"]
-)
+@pytest.mark.parametrize("make", [lambda p: None, Path.mkdir, Path.touch], ids=["none", "empty", "file"])
 def test_where_there_is_none_at_all(standing, tmp_path, make):
     make(tmp_path / "run")
     before = standing.steps
@@ -348,15 +346,6 @@ def test_where_there_is_none_at_all(standing, tmp_path, make):
         standing.restore(tmp_path / "run")
     standing.restore(tmp_path / "run", missing_ok=True)
     assert standing.steps == before
-
-
-def test_a_checkpoint_of_an_earlier_format_names_the_commit_that_reads_it(tmp_path):
-    folder = tmp_path / "000001-step-2"
-    folder.mkdir()
-    for name in ("program.json", "manifest.json"):
-        (folder / name).write_text("{}")
-    with pytest.raises(ad.CheckpointError, match=r"earlier format. The last commit .* is 6204c98a: restore it"):
-        ad.Checkpoints(tmp_path).read()
 
 
 def test_a_checkpoint_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):

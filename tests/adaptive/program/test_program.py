@@ -241,25 +241,19 @@ def test_a_driver_with_no_message_waits_for_a_new_size_instead():
 
 def test_a_data_error_changes_nothing_and_the_program_continues():
     data = Broken()
-    with build(sgd, W, data=data) as program:
+    with build(sgd, W, data=data) as program, build(sgd, W) as other:
         program.step()
-        before, size = program.state, program._parts.stream.cursors[0]
         program._parts.stream._ahead[2]()  # what is fetched ahead is there before the data break
         data.bad = set(range(24))
         with pytest.raises(OSError, match="is gone") as error:
             [program.step() for _ in range(2)]  # the first of them was fetched ahead
         assert any("in step 3, on workers 0–1" in note for note in error.value.__notes__)
         assert program.steps == 2
-        middle = program.state
         data.bad = set()
-        program.step()
-        assert (program.steps, program._parts.stream.cursors[0]) == (3, size + 12)
-        after = program.state
-    assert not np.array_equal(before, middle)
-    with build(sgd, W, data=make_data(24)) as program:
-        for _ in program.run(steps=3):
+        assert program.step().examples == 18
+        for _ in other.run(steps=3):
             pass
-        assert np.array_equal(program.state, after)
+        assert np.array_equal(program.state, other.state)
 
 
 def test_a_step_that_is_skipped_uses_up_its_examples_and_leaves_the_state():
