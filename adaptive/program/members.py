@@ -70,7 +70,7 @@ class Members:
         while world.in_reserve:
             world.wait(p.engine.kernels.can_join)
             if not world.in_reserve:
-                p.clock.restart()
+                p.run.forget_seconds()
         over = world.needs_state_transfer and not world.run_under_way
         self.transfer_state()
         if over:

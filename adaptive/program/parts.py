@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ from adaptive.runtime.step_context import StepContext
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by
 from .first_plan import check_alike, first_plan, plan_for_capacity
 from .mailboxes import ProgramMailboxes
-from .reports import SkippedSteps, StepClock
+from .reports import SkippedSteps
 
 if TYPE_CHECKING:  # imported on use
     from adaptive.observe.progress import Progress
@@ -67,7 +68,9 @@ class RunState:
 
     Attributes:
       notes: notes for the next report.
+      compute_seconds: of the last step, for each worker of this process; NaN if unknown. Local.
       step: number of completed steps.
+      began: start of the last step that began, by `time.perf_counter`; NaN before the first. Local.
       limit: the limit of the current call of `Program.run`.
       under_way: whether there is one: its loop has begun, and has not been left.
       restored: whether a checkpoint was restored since the last step.
@@ -83,7 +86,9 @@ class RunState:
 
     run_id: str
     notes: list[str]
+    compute_seconds: list[float]
     step: int = 0
+    began: float = math.nan
     limit: RunLimit = field(default_factory=RunLimit)
     under_way: bool = False
     restored: bool = False
@@ -103,6 +108,10 @@ class RunState:
         for output in (self.sinks, self.progress, self.values):
             if output is not None:
                 output.log(values, self.step)
+
+    def forget_seconds(self) -> None:
+        """Mark all durations as unknown, as before the first step."""
+        self.compute_seconds, self.began = [math.nan] * len(self.compute_seconds), math.nan
 
     def note(self, text: str) -> None:
         """Add a note to the next report."""
@@ -166,7 +175,7 @@ class ProgramParts:
             share_compilations()
         machines, self.revision = HostSurvey(world, f"building {name}"), Revision()
         notes = [*self.data.notes, *self.plan.unused, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
-        self.run = RunState(machines.run_id, notes=notes)
+        self.run = RunState(machines.run_id, notes, [math.nan] * len(world.workers))
         fixed_by = "" if options.resizable else NOT_RESIZABLE
         if self.plan.one_size:
             options = replace(options, resizable=False)
@@ -235,7 +244,7 @@ class ProgramParts:
 
     def _prepare_reports(self, options: Options) -> None:
         """Create the parts that end a step. Seconds from here on do not belong to building."""
-        self.clock, self.skipped, self.listeners = StepClock(self.world), SkippedSteps(options.nonfinite), Listeners()
+        self.skipped, self.listeners = SkippedSteps(options.nonfinite), Listeners()
         self.activity.begin()
         self.activity.end()
         self.activity.between()

@@ -13,7 +13,7 @@ from adaptive.base.activity import COMPUTING, HOOKS, OTHER
 from adaptive.base.decision import Decision
 from adaptive.base.process.failure import report_failure
 from adaptive.base.process.thread_status import thread_status
-from adaptive.base.world import Loss, World
+from adaptive.base.world import Loss
 from adaptive.control.hooks import TakenStep
 from adaptive.observe.events import Asked, StepEvent, hook_values
 from adaptive.observe.report import Report, report_of
@@ -29,23 +29,6 @@ if TYPE_CHECKING:
 
 MOST_SKIPPED = 25  # steps in a row; one more raises
 _NAN = float("nan")
-
-
-class StepClock:
-    """Durations of the previous step, as drivers read them. Local.
-
-    Attributes:
-      compute_seconds: per worker of this process; NaN if unknown.
-      began: start of the last step that began, by `time.perf_counter`; NaN before the first.
-    """
-
-    def __init__(self, world: World):
-        self._n = len(world.workers)
-        self.restart()
-
-    def restart(self) -> None:
-        """Mark all durations as unknown, as before the first step."""
-        self.compute_seconds, self.began = [_NAN] * self._n, _NAN
 
 
 class SkippedSteps:
@@ -97,7 +80,7 @@ class Reports:
     def finish(self, outcome: Outcome, notes: list[str]) -> Report:
         """Count a step, run the hooks, and report the step. `notes`: on the step so far. May communicate."""
         p = self._parts
-        run, sizes, stream, clock, kernels = p.run, p.sizes, p.stream, p.clock, p.engine.kernels
+        run, sizes, stream, kernels = p.run, p.sizes, p.stream, p.engine.kernels
         p.activity.now = OTHER
         p.activity.marks.append((OTHER, time.perf_counter(), p.world.waited))
         ran, limits, members, listens = (sizes.current, sizes.previous), sizes.limits, sizes.members, p.listeners.any
@@ -105,7 +88,7 @@ class Reports:
         run.step += 1
         stream.advance(ran[0])
         beside_compiler = kernels.busy and kernels.step_ended()  # then they do not measure the machine's speed
-        clock.compute_seconds = [_NAN] * len(outcome.compute_seconds) if beside_compiler else outcome.compute_seconds
+        run.compute_seconds = [_NAN] * len(outcome.compute_seconds) if beside_compiler else outcome.compute_seconds
         joined, lost = tuple[int, ...](), tuple[Loss, ...]()
         if self.members_changed:
             self.members_changed = False

@@ -168,7 +168,7 @@ def _prepared(
         p.stream.go_on(cursors, str(fields.get("place", "")))
         p.run.step, p.run.run_id, p.run.restored, p.skipped.in_a_row = step, run_id, True, 0
         p.revision.increment()
-        p.clock.restart()
+        p.run.forget_seconds()
         p.mailboxes.forget()
 
     return go_on

@@ -93,10 +93,10 @@ class RunLoop:
     @thread_status(IN_A_STEP)
     def _step(self, wait: bool) -> Report:
         p, began = self._parts, time.perf_counter()
-        run, clock, kernels, world = p.run, p.clock, p.engine.kernels, p.world
+        run, kernels, world = p.run, p.engine.kernels, p.world
         p.activity.now = INPUT
         p.activity.marks.append((~INPUT, began, world.waited))
-        since, clock.began = began - clock.began, began
+        since, run.began = began - run.began, began
         try:
             if kernels.busy:
                 kernels.check()
@@ -180,7 +180,7 @@ class RunLoop:
           wait: whether to wait until the step is known to be finite. Done in any case before the values of the step are
             used, and before sizes change.
         """
-        status, digest, seconds = p.status, p.digest, p.clock.compute_seconds
+        status, digest, seconds = p.status, p.digest, p.run.compute_seconds
         share = p.stream.take(self._sizes)
         facts = (
             digest.value,
