@@ -42,6 +42,7 @@ def test_without_the_option_it_ends_and_a_reserve_without_workers_with_advice(tm
     result = job("all_at_once", tmp_path / "one", 1, n=2, fails=True)
     assert "this process was on standby, and all workers are lost" in result.stderr, result
     assert "adaptive run --restarts 3" in result.stderr, result
+    assert result.returncode == 137, result
 
 
 @long
