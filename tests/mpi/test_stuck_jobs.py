@@ -97,7 +97,7 @@ def test_missing_ranks_are_named_and_removed_and_the_others_go_on():
 
 
 def test_without_the_launcher_the_waiting_ranks_name_the_missing_one_and_end_the_job():
-    result = start("is stopped")
+    result = start("is stopped", hang_timeout=0.5)
     check_said(
         result,
         r"ERROR of pid \d+: rank 0 \(.*\) has waited for \S+ s in message 1 of step 4",
