@@ -77,9 +77,8 @@ def check_epochs(steps: Sequence[np.ndarray]) -> None:
 def one_worker(batches: Iterable[int], seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
     """The state and the examples of each step of one worker, with these global batches."""
     found, sizes = [], list(batches)
-    with ad.Program(
-        descend, START, DATA, global_batch=sizes[0], world=comm.SoloWorld(), seed=seed, deterministic=True
-    ) as program:
+    options = {"seed": seed, "deterministic": True, "resizable": len(set(sizes)) > 1}
+    with ad.Program(descend, START, DATA, global_batch=sizes[0], world=comm.SoloWorld(), **options) as program:
         for size in sizes:
             if size != program.global_batch:
                 program.rescale(global_batch=size)

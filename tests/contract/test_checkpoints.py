@@ -23,7 +23,7 @@ def world_of(n: int):
 
 
 def build(world, driver=descend, state=START, **options) -> ad.Program:
-    options = {"global_batch": 12, "world": world, "deterministic": True, **options}
+    options = {"global_batch": 12, "world": world, "deterministic": True, "resizable": False, **options}
     return ad.Program(driver, state, DATA, **options)
 
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_is_the_whole_program_bit_for_bit(devices):
         avg_grads = comm.all_reduce(grads)
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=40), noise, every=3)
-        ctrl.hook(grow, every=2)
+        ctrl.hook(grow, every=4)
         return w - ad.hyperparameter("lr", 0.1) * avg_grads, {"noise": noise, "taken": taken(batch)}
 
     def run_on(program):
@@ -63,12 +63,12 @@ def test_a_checkpoint_is_the_whole_program_bit_for_bit(devices):
         sizes = [report.batch_sizes for report in reports]
         return metrics, sizes, [float(report.hyperparameters["lr"]) for report in reports], np.asarray(program.state)
 
-    with build(devices, driver) as program:
+    with build(devices, driver, resizable=True) as program:
         for _ in range(4):
             program.step()
         kept = program.checkpoint()
         went_on = run_on(program)
-    with build(devices, driver) as program:
+    with build(devices, driver, resizable=True) as program:
         program.restore(kept)
         restored = run_on(program)
     assert jax.tree.structure(went_on) == jax.tree.structure(restored)

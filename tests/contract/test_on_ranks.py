@@ -200,10 +200,10 @@ def test_pairs_and_asynchronous_pairs():
 
     with comm.world():
         state = pairs.init(jnp.asarray(START))
-        with build(apart, state, per_worker_state=pairs.per_worker_state) as program:
+        with build(apart, state, per_worker_state=pairs.per_worker_state, resizable=False) as program:
             program.step()
             np.testing.assert_allclose(pairs.model(program.state), START + 0.5, rtol=0, atol=1e-12)
-        with build(asynchronous, global_batch=24) as program:
+        with build(asynchronous, global_batch=24, resizable=False) as program:
             for report in program.run(steps=10):
                 np.testing.assert_allclose(program.state, report.metrics["apart"].mean(0), rtol=0, atol=1e-12)
             assert mean_loss(np.asarray(program.state), DATA) < 0.6 * mean_loss(START, DATA)
@@ -222,7 +222,7 @@ def test_rounds_in_four_bits():
                 return state, {"loss": comm.all_reduce(loss)}
 
             state = strategy.init(jnp.asarray(START))
-            with build(driver, state, per_worker_state=strategy.per_worker_state) as program:
+            with build(driver, state, per_worker_state=strategy.per_worker_state, resizable=False) as program:
                 for _ in program.run(steps=20):
                     pass
                 models.append(np.asarray(strategy.model(program.state)))
@@ -232,7 +232,7 @@ def test_rounds_in_four_bits():
 
 
 def save_a_checkpoint(folder: Path, **options) -> None:
-    with comm.world(**options), build(descend_and_count, COUNTED) as program:
+    with comm.world(**options), build(descend_and_count, COUNTED, resizable=False) as program:
         for _ in program.run(steps=4, checkpoint=ad.Checkpoints(folder / "run", every=3)):
             pass
         check_counted(program.state, [12] * 4)
@@ -241,7 +241,7 @@ def save_a_checkpoint(folder: Path, **options) -> None:
 @on_two
 def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder):
     save_a_checkpoint(folder)
-    with build(descend_and_count, COUNTED, world=comm.SoloWorld(), deterministic=False) as program:
+    with build(descend_and_count, COUNTED, world=comm.SoloWorld(), resizable=False) as program:
         program.restore(folder / "run")
         assert program.steps == 4
         program.step()
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_process(folder):
 @on_three
 def test_a_checkpoint_of_two_ranks_goes_on_with_three(folder):
     save_a_checkpoint(folder, workers=2)
-    with comm.world(), build(descend_and_count, COUNTED) as program:
+    with comm.world(), build(descend_and_count, COUNTED, resizable=False) as program:
         program.restore(folder / "run")
         assert program.steps == 4
         assert all(report.batch_sizes == (4, 4, 4) for report in program.run(steps=2))
@@ -311,7 +311,7 @@ def test_a_quorum_does_not_wait_for_a_late_rank():
             return state, {}
 
         state, counted = strategy.init(jnp.asarray(START)), []
-        options = {"per_worker_state": strategy.per_worker_state, "global_batch": 36}
+        options = {"per_worker_state": strategy.per_worker_state, "global_batch": 36, "resizable": False}
         with build(driver, state, deterministic=False, **options) as program:
             for _ in program.run(steps=12):
                 counted.append(int(program.state.counted))
@@ -325,6 +325,6 @@ def test_a_bad_rank_is_left_out_of_a_median():
         grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker_index() == 1, -1e6, 1.0)
         return w, {"median": comm.all_reduce(grads, op="median"), "rows": comm.all_gather(grads)}
 
-    with comm.world(), build(driver) as program:
+    with comm.world(), build(driver, resizable=False) as program:
         metrics = program.step().metrics
     np.testing.assert_allclose(metrics["median"], np.median(metrics["rows"], axis=0), rtol=1e-12)
