@@ -8,7 +8,7 @@ from an ordinary key and the position of the microbatch's first example in the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -75,19 +75,25 @@ def _rows() -> Any:
     )
 
 
-def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
+def check_rows(eqns: Sequence[JaxprEqn], examples: int, line: str = "") -> None:
     """Check that all random numbers drawn from batch keys have one row per example.
+
+    Args:
+      line: of the equation in which `eqns` are nested. Functions that JAX has traced before know no line of the user's.
 
     Raises:
       CollectiveError: an array has another shape.
     """
-    for eqn, line in _draws(eqns):
-        if not is_of_batch(eqn.invars[0].aval.dtype):
+    for eqn in eqns:
+        own = line_of(eqn.source_info) or line
+        for jaxpr in nested(eqn):
+            check_rows(jaxpr.eqns, examples, own)
+        if eqn.primitive.name != "random_bits" or not is_of_batch(eqn.invars[0].aval.dtype):
             continue
         shape = eqn.params["shape"]
         if shape[:1] != (examples,) or eqn.invars[0].aval.shape:
             raise CollectiveError(
-                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(line)}; "
+                f"random numbers of shape {tuple(shape)} are drawn from ad.batch_key(){at(own)}; "
                 f"it gives one row for each of the microbatch's {examples} examples. For numbers that all examples "
                 "share, write\n    ad.step_key()\nIn local steps on parts of the batch, cut keys with it:\n"
                 '    {**batch, "keys": ad.example_keys()}'
@@ -97,17 +103,3 @@ def check_rows(eqns: Sequence[JaxprEqn], examples: int) -> None:
 def is_of_batch(dtype: Any) -> bool:
     """Return whether a dtype is that of batch keys."""
     return getattr(dtype, "name", "").endswith("<rows>")
-
-
-def _draws(eqns: Sequence[JaxprEqn], line: str = "") -> Iterator[tuple[JaxprEqn, str]]:
-    """Yield the equations that draw random numbers, those in loops and branches included, with the user's line.
-
-    Args:
-      line: of the equation in which `eqns` are nested. Functions that JAX has traced before know no line of the user's.
-    """
-    for eqn in eqns:
-        own = line_of(eqn.source_info) or line
-        if eqn.primitive.name == "random_bits":
-            yield eqn, own
-        for jaxpr in nested(eqn):
-            yield from _draws(jaxpr.eqns, own)
