@@ -61,6 +61,7 @@ DECLARED = {"jax", "optax", "numpy", "psutil", "click", "rich", "loky", "cloudpi
 THE_JAX_FILE = "adaptive/base/values/jaxprs.py"
 IN_ONE_FILE = {  # libraries that one file imports
     "mpi4py": "collectives/worlds/mpi.py",
+    "orbax": "adaptive/disk/writing.py",
     "matplotlib": "controllers/simulate/_tables.py",
     "tensorboardX": "adaptive/observe/tensorboard.py",
     "wandb": "adaptive/observe/wandb.py",

@@ -1,1 +1,1 @@
-"""Checkpoints as files: the directory of checkpoints, and its writer lock."""
+"""Checkpoints as files: the directory of checkpoints, which orbax writes, and its writer lock."""

@@ -81,6 +81,8 @@ class RunCheckpointer:
           CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
             run.
         """
+        from adaptive.disk import writing  # noqa: F401  # loads orbax now, rather than beside a step
+
         try:
             self._acquire()
             there = folders.checkpoints(self._path)
@@ -163,13 +165,15 @@ class RunCheckpointer:
 
     def _write_arrays(self, checkpoint: dict[str, Any], arrays: Any) -> None:
         """Write the logs, which have all earlier steps when a run continues from here, and the checkpoint."""
+        from adaptive.disk import writing
+
         step = checkpoint["step"]
         try:
             if self._parts.skipped.checks:
                 refuse_nans(checkpoint)
             self._parts.run.flush_logs()
             self._acquire()  # on a rank that takes over
-            folder = folders.write(self._path, self._options.keep, step, arrays, self._options.keep_best)
+            folder = writing.write(self._path, self._options.keep, step, arrays, self._options.keep_best)
             self._newest = step
             if not self._values.written(step, folder):
                 self._note_once(_NO_VALUE.format(self._options.keep_best))

@@ -20,7 +20,7 @@ from launchers.command import intruder
 from launchers.ending import LAUNCHER
 from launchers.resources import cpu_quota, gpus_here, number_in
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "mpi4py", "adaptive-dataflow")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "mpi4py", "adaptive-dataflow")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 CHUNK_BYTES = 1 << 20  # many times what a shaper lets through at once
 MOST_PAIRS = 120  # of hosts: all of 16, and of more hosts each with its neighbors

@@ -109,7 +109,7 @@ def test_all_ranks_restore_the_selection_of_rank_0(world, directory):
         list(program.run(steps=4, checkpoint=ad.Checkpoints(directory, every=2)))
         world.barrier()
         if world.rank == 0:
-            (directory / "000002-step-4" / "leaves.json").unlink()
+            (directory / "000002-step-4" / "state" / "leaves.json").unlink()
         world.barrier()
         program.restore(directory)
         assert program.steps == 2

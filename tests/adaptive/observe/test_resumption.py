@@ -15,7 +15,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.disk import folders
+from adaptive.disk import writing
 from adaptive.extend import read_run
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -107,13 +107,13 @@ def test_each_log_has_the_last_version_of_each_step_once(build, tmp_path, same):
 
 
 def test_a_checkpoint_is_on_the_disk_only_after_the_logs_hold_its_step(build, tmp_path, monkeypatch):
-    table, found, write = tmp_path / "run.csv", [], folders.write
+    table, found, write = tmp_path / "run.csv", [], writing.write
 
     def looked_at(directory, keep, step, *more):
         found.append((step, steps_of(table)[-1]))
         return write(directory, keep, step, *more)
 
-    monkeypatch.setattr(folders, "write", looked_at)
+    monkeypatch.setattr(writing, "write", looked_at)
     program = build()
     for _ in program.run(steps=6, log=[ad.log.CSV(table)], checkpoint=ad.Checkpoints(tmp_path / "kept", every=2)):
         program._parts.run.checkpointer.wait()

@@ -21,7 +21,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.disk import folders
+from adaptive.disk import folders, writing
 from adaptive.disk.folders import checkpoints
 from adaptive.disk.lock import LOCK, acquire, release
 from adaptive.program.run_checkpointer import RunCheckpointer
@@ -166,13 +166,13 @@ def test_the_newest_checkpoints_are_retained(counter, tmp_path, patient):
 @contextmanager
 def slow_disk(monkeypatch):
     """A disk whose writes the test releases."""
-    ready, write = threading.Event(), folders.write
+    ready, write = threading.Event(), writing.write
 
     def waits(*args):
         assert ready.wait(limit(60))
         return write(*args)
 
-    monkeypatch.setattr(folders, "write", waits)
+    monkeypatch.setattr(writing, "write", waits)
     try:
         yield ready
     finally:
@@ -330,7 +330,7 @@ def test_a_file_that_is_gone_or_cut_does_no_harm(two, standing, tmp_path, harm):
 def test_if_no_checkpoint_is_complete_nothing_is_restored(two, standing, tmp_path):
     shutil.copytree(two, tmp_path / "run")
     for path in checkpoints(tmp_path / "run"):
-        (path / "arrays.npy").write_bytes(b"")
+        (path / "state" / "arrays.npy").write_bytes(b"")
     before = standing.steps
     for missing_ok in (False, True):
         with pytest.raises(ad.CheckpointError, match=r"(?s)no checkpoint in .*run can be read.*step-4.*step-2 is skip"):
@@ -351,14 +351,14 @@ def test_where_there_is_none_at_all(standing, tmp_path, make):
 def test_a_checkpoint_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     save, seen = np.save, []
     monkeypatch.setattr(np, "save", lambda *given, **how: (seen.append(names(tmp_path)), save(*given, **how)))
-    folders.write(tmp_path, 9, 7, folders.arrays_of({"state": np.ones(2), "step": 7}))
+    writing.write(tmp_path, 9, 7, folders.arrays_of({"state": np.ones(2), "step": 7}))
     assert seen == [[], []]
     assert names(tmp_path) == ["000001-step-7"]
 
 
 def test_the_newest_is_the_last_written_whatever_its_step(tmp_path):
     for step in (10, 400, 20):
-        folders.write(tmp_path, 9, step, folders.arrays_of({"state": np.ones(2), "step": step}))
+        writing.write(tmp_path, 9, step, folders.arrays_of({"state": np.ones(2), "step": step}))
     assert names(tmp_path) == ["000001-step-10", "000002-step-400", "000003-step-20"]
     assert ad.Checkpoints(tmp_path).read()["step"] == 20
     (tmp_path / "000002-step-400").rename(tmp_path / "999999-step-400")
@@ -371,7 +371,7 @@ def test_a_checkpoint_is_saved_although_older_ones_cannot_be_deleted(counter, tm
         raise OSError("busy")
 
     run(counter, tmp_path, 1, keep=1)
-    monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors=False: ignore_errors or fails())
+    monkeypatch.setattr("orbax.checkpoint._src.path.deleter.StandardCheckpointDeleter.delete_steps", fails)
     reports = run(counter, tmp_path, 2, keep=1)
     assert [report.notes for report in reports] == [(), ()]
     assert "is complete, but old ones cannot be deleted: busy" in caplog.text
