@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from adaptive.base.values.numbers import brief, whole
+from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, error, known_capacity, leaves_of
@@ -42,7 +42,7 @@ def broadcast(tree: T, root: int = 0) -> T:
         raise error("broadcast", f"root={root!r} must be an integer known while tracing: a worker's number.")
     if number < 0 or (workers is not None and number >= workers):
         there = "workers are numbered from 0" if workers is None else f"the workers are 0 to {workers - 1}"
-        raise error("broadcast", f"there is no worker root={brief(number)}: {there}.")
+        raise error("broadcast", f"there is no worker root={number!r}: {there}.")
     return combine(Broadcast(number), tree, leaves_of("broadcast", tree))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from adaptive import AdaptiveError, BatchSizeError, DriverError, WorkerCountError
 from adaptive.base.decision import Decision, Observation
 from adaptive.base.split import check_shares
-from adaptive.base.values.numbers import brief, real
+from adaptive.base.values.numbers import real
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Control:
             advice = f" Pass one of its fields: {', '.join(fields)}." if fields else ""
             self._refuse(f"rescale({name}=…)", f"it must be one number; got {kind}.{advice}", error)
         too_large = np.isinf(number) and isinstance(value, numbers.Integral)
-        request = f"rescale({name}={brief(value) if too_large else f'{number:g}'})"
+        request = f"rescale({name}={repr(value) if too_large else f'{number:g}'})"
         if too_large:
             self._refuse(request, "the number is too large.", error)
         if not np.isfinite(number):

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.values.numbers import brief, reals, whole
+from adaptive.base.values.numbers import reals, whole
 
 
 def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limits) -> tuple[int, ...]:
@@ -76,7 +76,7 @@ def positive(name: str, value: Any) -> int:
     """Return a user's number of examples, argument `name`, as an integer, or raise a BatchSizeError."""
     number = whole(value)
     if number is None or number < 1:
-        raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {brief(value)}.")
+        raise BatchSizeError(f"{name} must be positive, a whole number of examples; got {value!r}.")
     return number
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import WorkerCountError
-from .values.numbers import brief, whole
+from .values.numbers import whole
 
 
 class WorkerSlots:
@@ -139,8 +139,8 @@ def number_of_workers(value: Any, most: int, *, least: int = 1, name: str = "wor
     if number is None:
         raise WorkerCountError(f"{name}= must be a whole number of workers; got {value!r}.")
     if number < 1:
-        raise WorkerCountError(f"{name}={brief(number)}: there must be at least one worker.")
+        raise WorkerCountError(f"{name}={number!r}: there must be at least one worker.")
     if not least <= number <= most:
         there = f"{least} to {most} are" if least < most else f"{most} is"
-        raise WorkerCountError(f"{name}={brief(number)} is not available: {there}.")
+        raise WorkerCountError(f"{name}={number!r} is not available: {there}.")
     return number

@@ -25,7 +25,6 @@ from adaptive.base.decision import Decision, Limits
 from adaptive.base.errors import BatchSizeError
 from adaptive.base.revision import Revision
 from adaptive.base.split import check_shares, equal, split
-from adaptive.base.values.numbers import brief
 
 from .global_batch import auto_quantum, changed_to, checked_global_batch
 from .readiness import Readiness
@@ -173,7 +172,7 @@ class BatchSizes:
         total = bounds.nearest(asked)
         if total in (asked, known):
             return total, []
-        return total, [f"{by}global batch {brief(asked)} {changed_to(total, bounds)}{until}."]
+        return total, [f"{by}global batch {asked!r} {changed_to(total, bounds)}{until}."]
 
     def _with_quantum(self, total: int, shares: Sequence[float] | np.ndarray) -> Limits:
         """Return the limits, with the quantum for this global batch."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from adaptive.base.decision import Limits
 from adaptive.base.errors import BatchSizeError
-from adaptive.base.values.numbers import brief, whole
+from adaptive.base.values.numbers import whole
 
 
 def checked_global_batch(global_batch: Any, limits: Limits) -> int:
@@ -20,14 +20,14 @@ def checked_global_batch(global_batch: Any, limits: Limits) -> int:
         raise BatchSizeError(f"global_batch must be a whole number of examples; got {global_batch!r}.")
     if number < limits.least:
         raise BatchSizeError(
-            f"global_batch={brief(number)} is too small for {n} workers: each takes at least "
+            f"global_batch={number!r} is too small for {n} workers: each takes at least "
             f"{'one example' if unit == 1 else f'{unit} examples'} per step, except those with a share of 0."
             if number > 0
-            else f"global_batch must be positive; got {brief(number)}."
+            else f"global_batch must be positive; got {number!r}."
         )
     if number > limits.examples:
         raise BatchSizeError(
-            f"global_batch={brief(number)} is larger than the data set, which has {limits.examples} examples."
+            f"global_batch={number!r} is larger than the data set, which has {limits.examples} examples."
         )
     if number % unit:
         below = number // unit * unit

@@ -28,7 +28,6 @@ from adaptive.base.process.signals import TerminationNotice
 from adaptive.base.process.source_lines import name_workers
 from adaptive.base.revision import Revision
 from adaptive.base.roster import Roster, with_same_members
-from adaptive.base.values.numbers import brief
 from adaptive.base.worker_slots import number_of_workers
 from adaptive.base.world import World
 
@@ -155,7 +154,7 @@ class Membership:
         who = hooks_in_words(hooks)
         if self._fixed_by and number != len(self._world.members):
             raise BatchSizeError(
-                f"{who} asked for {brief(workers)} workers, but this program's batch sizes are fixed: {self._fixed_by}"
+                f"{who} asked for {workers!r} workers, but this program's batch sizes are fixed: {self._fixed_by}"
             )
         self.asked = number
         self._world.request_workers(number)
@@ -163,7 +162,7 @@ class Membership:
             return []
         why = "the most available" if number == self._world.most else "the fewest allowed"
         how = f"clipped to {number}, {why}" if workers > self._world.most or workers < self._least else ""
-        return [f"{who}: workers {brief(workers)} {how or f'rounded to {number}, for whole processes'}."]
+        return [f"{who}: workers {workers!r} {how or f'rounded to {number}, for whole processes'}."]
 
     def exactly(self, workers: Any) -> int:
         """Return a requested number of workers. Raises a WorkerCountError if it isn't available as it is."""

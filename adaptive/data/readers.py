@@ -31,7 +31,7 @@ from adaptive.base.process.python_stacks import stack_of_thread
 from adaptive.base.process.waits import waiting
 from adaptive.base.values.ambient import AmbientContext
 from adaptive.base.values.current import current_world
-from adaptive.base.values.numbers import brief, real
+from adaptive.base.values.numbers import real
 from adaptive.base.world import World
 
 Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
@@ -60,7 +60,7 @@ class Readers:
         seconds = None if read_timeout is None else real(read_timeout)
         if read_timeout is not None and (seconds is None or not isfinite(seconds) or seconds < 0):
             raise DataError(
-                f"read_timeout={brief(read_timeout)}: write the seconds after which reading one example fails, or 0 "
+                f"read_timeout={read_timeout!r}: write the seconds after which reading one example fails, or 0 "
                 f"for no limit. By default it is {_OF_HANG_TIMEOUT:g} times the world's hang_timeout."
             )
         self.number, self._limit, self._extra = number, seconds, 0.0

@@ -31,7 +31,7 @@ from adaptive.base.process.python_stacks import shortened, stack_of
 from adaptive.base.process.source_lines import at
 from adaptive.base.process.thread_status import IN_A_STEP, thread_status_of
 from adaptive.base.process.waits import wait_of
-from adaptive.base.values.numbers import brief, real
+from adaptive.base.values.numbers import real
 from launchers import inspection
 from launchers.activity import ActivityReading, ActivityRecord, WorldActivity
 from launchers.hangs import LONGEST, Action, GroupWait, Sight
@@ -63,7 +63,7 @@ def check_hang_timeout(hang_timeout: Any) -> float | None:
     seconds = real(hang_timeout)
     if seconds is None or not isfinite(seconds) or seconds < 0:
         raise CollectiveError(
-            f"hang_timeout={brief(hang_timeout)} must be the seconds after which a rank that keeps others waiting is "
+            f"hang_timeout={hang_timeout!r} must be the seconds after which a rank that keeps others waiting is "
             f"reported as stuck; 0 to wait without a limit; or None for the default, {LONGEST:g} s, and less for a "
             "rank that is stopped."
         )

@@ -63,13 +63,6 @@ def _as_array(values: Any) -> np.ndarray | None:
         return None
 
 
-def brief(value: Any) -> str:
-    """Return `value` as text for an error; a huge integer as its order of magnitude."""
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return f"{'-' * (value < 0)}1e{int(math.log10(abs(value)))} or so"
-    return repr(value)
-
-
 def _scalar(value: Any) -> Any:
     """Return a scalar as a Python number, or `None`."""
     if isinstance(value, bool | jax.core.Tracer):
