@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from _examples import ConvNet, load
+from _examples import ConvNet, SmallConvNet, load
 from _measure import command_line, report
 from _timed_models import cross_entropy
 
@@ -57,21 +57,11 @@ def digits() -> Task:
     return Task("digits", *of_net, data.train, data.test, 16, 1e-3, (20, 60, 150), 1024)
 
 
-class NormalizedConvNet(nn.Module):
-    """Two layers of convolution with layer normalization: 21 thousand parameters."""
-
-    @nn.compact
-    def __call__(self, image: jax.Array) -> jax.Array:
-        x = nn.relu(nn.LayerNorm()(nn.Conv(16, (5, 5), strides=2)(image)))
-        x = nn.relu(nn.LayerNorm()(nn.Conv(32, (3, 3), strides=2)(x)))
-        return nn.Dense(10)(x.reshape(len(x), -1))
-
-
 def fashion() -> Task:
     """Return a small conv net on Fashion-MNIST."""
     data = load("fashion-mnist")
     test = {key: rows[:5000] for key, rows in data.test.items()}
-    of_net = classifier(NormalizedConvNet(), data)
+    of_net = classifier(SmallConvNet(10, normalized=True), data)
     return Task("Fashion-MNIST", *of_net, data.train, test, 32, 1e-3, (60, 300, 1200), 8192)
 
 

@@ -61,13 +61,13 @@ def test_the_more_a_worker_has_to_be_worth_the_fewer_there_are():
 def test_a_slow_worker_that_was_measured_is_not_asked_for_again():
     """The worker joins for a while, gains nothing, returns to the reserve, and is remembered."""
     slow = ctrl.timing.BatchTime(np.array([UNIT, UNIT, 100 * UNIT]), np.array([FIXED, FIXED, 2.0]))
-    simulation = settled(cluster_of(slow, first=3), 256)
+    simulation = settled(cluster_of(slow, first=3), 256, 400)
     assert simulation.workers[0] == 3
     assert (simulation.workers[200:] == 2).all()
 
 
 def test_goodput_workers_stays_within_its_bounds():
-    simulation = settled(cluster_of(per_worker=0.0), 256, worth=0.0, max_workers=4, max_batch=600, growth=1.5)
+    simulation = settled(cluster_of(per_worker=0.0), 256, 300, worth=0.0, max_workers=4, max_batch=600, growth=1.5)
     assert simulation.workers.max() == 4
     assert simulation.global_batch.max() <= 600
     steps = simulation.workers[1:] / simulation.workers[:-1]
