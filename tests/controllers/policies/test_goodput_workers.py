@@ -96,14 +96,15 @@ def test_goodput_workers_waits_for_requested_workers():
 
 
 def test_one_worker_is_compared_by_one_that_takes_examples():
-    """Worker 0 has no examples, and each of the others is as fast as needed: fewer of them cost less."""
+    """Worker 0 has no examples, and one of the other two has half their speed."""
     limits = Limits((0, 1, 1), (0, 1000, 1000))
-    policy, decision = ctrl.goodput_workers(worth=1.0), None
+    policy, decision = ctrl.goodput_workers(worth=0.2), None
     state = policy.init(3)
     for step in range(1, 41):
         seen = {"batch_sizes": (0, 100, 100), "workers": (3, 1, 3), "limits": limits, "due": step == 40, "step": step}
-        decision, state = policy.update(observe(200.0, np.array([np.nan, 0.12, 0.12]), 0.5, **seen), state)
-    assert decision.workers == 1
+        decision, state = policy.update(observe(2000.0, np.array([np.nan, 0.12, 0.12]), 0.5, **seen), state)
+    assert decision.workers is None
+    assert decision.global_batch > 200
 
 
 def test_values_of_goodput_workers_are_checked():

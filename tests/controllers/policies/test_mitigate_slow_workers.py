@@ -45,7 +45,7 @@ def test_what_a_slow_worker_costs_is_waiting_and_its_lost_speed():
 
 
 def test_a_slow_worker_is_replaced_by_the_reserve_and_keeps_what_it_can_do_in_time():
-    simulation = run(factor=2.0, every=1)
+    simulation = run(factor=2.0, every=1, reserve=2)
     assert 0 < simulation.sizes[-1][SLOW] < 32
     assert len(workers(simulation)) == 1
     assert np.median(simulation.step_seconds[-30:]) < 1.1 * np.median(simulation.step_seconds[:AT])
