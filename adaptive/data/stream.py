@@ -110,7 +110,8 @@ class Stream:
 
     def advance(self, sizes: Sequence[int]) -> None:
         """Move the cursors past a step of these batch sizes."""
-        self.cursors = self._after(self.cursors, sizes)
+        one = len(self.cursors) == 1
+        self.cursors = (self.cursors[0] + sum(sizes),) if one else self._after(self.cursors, sizes)
 
     def _after(self, cursors: Cursors, sizes: Sequence[int]) -> Cursors:
         """Return the cursors after a step."""
@@ -135,7 +136,15 @@ class Stream:
         """Start to read what these workers take in the step at the cursors. Returns a function that waits for it, and
         returns a batch for each span; `None` for one without examples.
         """
-        return self._examples.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
+        data = self._examples
+        if not self._data.in_memory or isinstance(data, IterableData):
+            return data.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
+        if len(cursors) > 1:
+            found = [data.rows(worker, cursors[worker], sizes[worker]) for worker in workers]
+        else:  # in few calls: on the path of every step
+            first = cursors[0] + sum(sizes[: workers.start])
+            found = [data.rows(0, first, sum(sizes[workers.start : workers.stop]))]
+        return found.copy
 
     def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
         """Yield what these workers take in the step at the cursors, and in the steps after it: one span of all of them,
@@ -146,7 +155,7 @@ class Stream:
                 yield [PositionSpan(worker, cursors[worker], sizes[worker]) for worker in workers]
             else:
                 first, share = sum(sizes[: workers.start]), sizes[workers.start : workers.stop]
-                yield [tuple.__new__(PositionSpan, (0, cursors[0] + first, sum(share)))]  # in C, as in `_share`
+                yield [PositionSpan(0, cursors[0] + first, sum(share))]
             cursors = self._after(cursors, sizes)
 
     def peek(self, sizes: Sequence[int]) -> Any:
@@ -197,16 +206,15 @@ class Lookahead:
         self._collector = ReaderThreads(1, 0)
         self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
 
+    def rows(self, shard: int, start: int, examples: int) -> Any:
+        """Return the examples at positions of a shard in memory; `None` for no examples."""
+        return self._shards[shard].rows(self.order.examples(shard, start, examples)) if examples else None
+
     def start(
         self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
         """Start to read a step's spans, and those of later steps; see `IterableData.start`."""
         spans, readers = next(steps), self._data.readers.number
-        if self._data.in_memory:
-            found = []
-            for s in spans:  # not a comprehension, which is a call
-                found.append(self._shards[s.shard].rows(self.order.examples(*s)) if s.examples else None)  # noqa: PERF401
-            return found.copy
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
         examples = max(1, sum(span.examples for span in spans))
         ahead = max(_STEPS_AHEAD, -(-2 * readers * self._shards[spans[0].shard].piece(examples) // examples))
