@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from adaptive.base.process.source_lines import at, line_of
 from adaptive.base.values.jaxprs import Var
@@ -19,10 +19,10 @@ def notes_on_draws(plan: Plan) -> list[str]:
     Draws in loops are left to `check`.
     """
     graph, rows, sums = plan.graph, dict[str, None](), dict[str, None]()
-    of_batch = set(graph.batch_vars)  # values of examples that are not reduced over the workers
+    of_batch = graph.from_batch
     drawn: set[Var] = set()  # random numbers that are the same in all microbatches
 
-    def of(atoms: Sequence[Atom], found: set[Var]) -> bool:
+    def of(atoms: Sequence[Atom], found: Set[Var]) -> bool:
         return any(isinstance(a, Var) and a in found for a in atoms)
 
     for eqn in graph.eqns:
@@ -36,7 +36,6 @@ def notes_on_draws(plan: Plan) -> list[str]:
             elif not key.shape and not is_of_batch(key.dtype):
                 rows[line] = None
         elif of(eqn.invars, of_batch):
-            of_batch.update(eqn.outvars)
             shape = eqn.outvars[0].aval.shape if eqn.outvars else ()
             of_examples = any(size % graph.examples == 0 for size in shape)
             if eqn.primitive.name in ("add", "sub", "add_any") and of(eqn.invars, drawn) and not of_examples:

@@ -217,7 +217,6 @@ class Trail:
     def __init__(self, flow: Flow, atom: Atom):
         self.made = self.advice = line = ""
         self.cause = "a local value"
-        from_batch = _from_batch(flow)
         while isinstance(atom, Var):
             number = flow.producer.get(atom, -1)
             before = line_of(flow.graph.eqns[number].source_info) if number >= 0 else ""
@@ -228,7 +227,7 @@ class Trail:
                 self.cause, self.advice = found
                 break
             # Prefer the batch's values to numbers of its shape, as in the gradient of a mean.
-            atom = max(operands, key=lambda a: (flow.scope_of([a]), a in from_batch if isinstance(a, Var) else False))
+            atom = max(operands, key=lambda a: (flow.scope_of([a]), isinstance(a, Var) and a in flow.graph.from_batch))
         self.cause += at(line)
 
     @staticmethod
@@ -248,15 +247,6 @@ class Trail:
                 _HOST,
             )
         return None
-
-
-def _from_batch(flow: Flow) -> set[Var]:
-    """Return the values computed from examples without a collective between."""
-    found = set(flow.graph.batch_vars)
-    for eqn in flow.graph.eqns:
-        if eqn.primitive is not collective_p and any(isinstance(a, Var) and a in found for a in eqn.invars):
-            found.update(eqn.outvars)
-    return found
 
 
 _NUMBERS = """Use instead:

@@ -103,6 +103,15 @@ class Graph:
         """The equation that computes each variable; inputs have none."""
         return {var: eqn for eqn in self.eqns for var in eqn.outvars if not isinstance(var, DropVar)}
 
+    @cached_property
+    def from_batch(self) -> set[Var]:
+        """The values that are computed from examples without a collective between."""
+        found = set(self.batch_vars)
+        for eqn in self.eqns:
+            if eqn.primitive is not collective_p and any(isinstance(a, Var) and a in found for a in eqn.invars):
+                found.update(eqn.outvars)
+        return found
+
     def upstream(
         self,
         atoms: Iterable[Atom],
