@@ -171,7 +171,7 @@ def test_diloco_takes_outer_steps_along_the_change_of_a_round(devices):
 @pytest.mark.parametrize(("wire", "bits", "left"), [("8bit", 8, 0.1), ("4bit", 4, 0.1), ("2bit", 2, 0.75)])
 def test_diloco_in_few_bits_sends_later_what_rounding_takes_away(devices, wire, bits, left):
     """So after many rounds less of it is missing than with rounding alone: this part, at most, for these bits."""
-    size, rounds = 4096, 40
+    size, rounds = 4096, 16
     target = np.random.default_rng(0).normal(size=size)
 
     def run_with(**options):
