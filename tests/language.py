@@ -49,9 +49,20 @@ _PYTHONS_OWN = {"os", "sys", "threading", "ctypes"}
 
 
 @cache
+def parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a source text."""
+    return ast.parse(source)
+
+
+@cache
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a tree: to walk it takes longer than to parse it."""
+    return list(ast.walk(tree))
+
+
 def tree_of(file: str) -> ast.Module:
     """Return the syntax tree of a file."""
-    return ast.parse((ROOT / file).read_text())
+    return parsed((ROOT / file).read_text())
 
 
 def files() -> list[str]:
@@ -68,7 +79,7 @@ def types_of_one_name() -> list[str]:
     """Find names of several classes."""
     found: dict[str, list[str]] = {}
     for file in files():
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(tree_of(file)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(f"{file}:{node.lineno}: class {node.name}")
     return [place for places in found.values() for place in places[1:]]
@@ -129,7 +140,7 @@ def phrases_of_lines(text: str, file: str) -> Iterator[str]:
 
 def phrases_of(tree: ast.Module, file: str) -> Iterator[str]:
     """Yield the banned phrases in the strings of one file, docstrings among them."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = re.sub(r"\s+", " ", node.value)
             yield from (f"{file}:{node.lineno}: {match[0]}" for match in _BANNED.finditer(text))
@@ -140,7 +151,7 @@ def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
 
     Properties may, whose docstrings are nouns, and commands and scenarios, whose docstrings are shown to users.
     """
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef) and not _may_begin_otherwise(node):
             text = ast.get_docstring(node) or ""
             if _NO_VERB.match(text):
@@ -154,13 +165,13 @@ def _may_begin_otherwise(function: ast.FunctionDef) -> bool:
 
 def reaches(tree: ast.Module, file: str) -> Iterator[str]:
     """Yield each `x._y` of one file where x is not self or cls, unless `_y` is defined in this file."""
-    own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
+    own = {n.name for n in nodes_of(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             own.add(node.attr)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             own.add(node.id)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Attribute) or _is_self(node.value):
             continue
         name = node.attr

@@ -11,12 +11,12 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tests.language import nodes_of, parsed
 from tests.speed import limit
 
 pytestmark = pytest.mark.seconds(10)
@@ -74,21 +74,9 @@ FILES = [path.relative_to(ROOT).as_posix() for package in MAY_IMPORT for path in
 # --- the checkers: source text in, complaints out ---------------------------------------------------------------------
 
 
-@cache
-def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a source text."""
-    return ast.parse(source)
-
-
-@cache
-def nodes_of(source: str) -> list[ast.AST]:
-    """Return all nodes of a source text."""
-    return list(ast.walk(parsed(source)))
-
-
 def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
     """Line and absolute name of every module that the source imports, at its top, in functions, or by name."""
-    for node in nodes_of(source):
+    for node in nodes_of(parsed(source)):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)
@@ -104,7 +92,7 @@ def wrong_imports(source: str, file: str) -> list[str]:
     """What a file of a package imports against the rules, and private JAX reached by attribute."""
     package = file.split("/", maxsplit=1)[0]
     may = {"launchers"} if file == "adaptive/__main__.py" else MAY_IMPORT[package]
-    attributes = (n for n in nodes_of(source) if isinstance(n, ast.Attribute) and n.attr == "_src")
+    attributes = (n for n in nodes_of(parsed(source)) if isinstance(n, ast.Attribute) and n.attr == "_src")
     wrong = [f"{file}:{n.lineno}: {ast.unparse(n)} is private to JAX" for n in attributes]
     for line, name in imports(source, package):
         room = name.split(".", maxsplit=1)[0]
@@ -144,7 +132,7 @@ def jax_corners(source: str, file: str) -> list[str]:
     """What of JAX is not promised to stay, outside the one file that holds all of it."""
     names = ("source_info_util", "get_bind_params", "make_user_context", "inner_aval", "effects", "compiler_ir")
     names += ("runtime_executable", "jaxprs_in_params", "ctx")
-    found = {n.attr: n.lineno for n in nodes_of(source) if isinstance(n, ast.Attribute)}
+    found = {n.attr: n.lineno for n in nodes_of(parsed(source)) if isinstance(n, ast.Attribute)}
     found |= {name.rpartition(".")[2]: line for line, name in imports(source, "")}
     return [f"{file}:{found[name]}: {name} belongs in {THE_JAX_FILE}" for name in names if name in found]
 
