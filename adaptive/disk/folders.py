@@ -63,6 +63,11 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
       CheckpointError: it cannot be read.
     """
+    if (folder / "program.json").exists():
+        raise CheckpointError(
+            f"{folder} is of an earlier format. The last commit of adaptive-dataflow that reads it is 6204c98a: "
+            "restore it with that, and store the result of program.checkpoint() by pickle."
+        )
     checkpoint: dict[str, Any] = {"state": {}, "slots": {}, "hooks": {}}
     try:
         with open(folder / ITEM / ARRAYS, "rb") as file:

@@ -123,7 +123,10 @@ def prepare(
     missing = [repr(name) for name in _FIELDS if name not in checkpoint]
     if missing or checkpoint["version"] != VERSION:
         why = f"has no {', '.join(missing)}" if missing else f"is of version {checkpoint['version']}, not {VERSION}"
-        raise CheckpointError(f"the checkpoint {why}: program.checkpoint() of this version did not make it.")
+        raise CheckpointError(
+            f"the checkpoint {why}: program.checkpoint() of this version did not make it. "
+            "The last commit of adaptive-dataflow that reads version 1 is 990a7dcc."
+        )
     try:
         return _prepared(p, loop, checkpoint, other_workers_ok)
     except (CheckpointError, BatchSizeError, TypeError, ValueError) as error:

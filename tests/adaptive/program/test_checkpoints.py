@@ -348,6 +348,14 @@ def test_where_there_is_none_at_all(standing, tmp_path, make):
     assert standing.steps == before
 
 
+def test_a_checkpoint_of_an_earlier_format_names_the_commit_that_reads_it(tmp_path):
+    folder = tmp_path / "000001-step-2"
+    folder.mkdir()
+    (folder / "program.json").write_text("{}")
+    with pytest.raises(ad.CheckpointError, match=r"earlier format. The last commit .* is 6204c98a: restore it"):
+        ad.Checkpoints(tmp_path).read()
+
+
 def test_a_checkpoint_gets_its_name_when_it_is_complete(tmp_path, monkeypatch):
     save, seen = np.save, []
     monkeypatch.setattr(np, "save", lambda *given, **how: (seen.append(names(tmp_path)), save(*given, **how)))

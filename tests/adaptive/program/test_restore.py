@@ -54,7 +54,10 @@ def edited(*path, to):
 
 DAMAGED = {
     "no seed": (edited("seed", to=None), "has no 'seed'"),
-    "another version": (edited("version", to=7), "of version 7, not 2"),
+    "an earlier version": (
+        edited("version", to=1),
+        "of version 1, not 2.*last commit .* that reads version 1 is 990a7dcc",
+    ),
     "a negative step": (edited("step", to=-1), "step must be whole numbers, not negative; got -1"),
     "half a step": (edited("step", to=2.5), r"step must be whole numbers.*got 2\.5"),
     "a cursor that is text": (edited("cursor", to="12"), "cursor must be whole numbers.*got '12'"),
