@@ -26,6 +26,7 @@ from adaptive.control.decisions import Decisions
 from adaptive.control.hooks import Hooks
 from adaptive.control.hosts import HostSurvey
 from adaptive.control.hyperparameters import Hyperparameters
+from adaptive.control.mailboxes import ProgramMailboxes
 from adaptive.control.membership import Membership
 from adaptive.control.readiness import KernelsOf
 from adaptive.control.status import Status
@@ -46,7 +47,6 @@ from adaptive.runtime.step_context import StepContext
 
 from .arguments import Driver, Options, StateForm, built_in, check_driver, made_by
 from .first_plan import check_alike, first_plan, plan_for_capacity
-from .mailboxes import ProgramMailboxes
 from .reports import SkippedSteps
 
 if TYPE_CHECKING:  # imported on use
