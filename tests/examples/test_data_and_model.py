@@ -12,6 +12,13 @@ from examples import _data
 from examples._models import ConvNet
 
 
+@pytest.fixture
+def sklearn():
+    """Import scikit-learn, which takes seconds where it has no bytecode yet."""
+    import sklearn.datasets  # noqa: F401
+
+
+@pytest.mark.usefixtures("sklearn")
 def test_digits_are_scaled_and_split_the_same_way_every_time():
     digits, again = _data.load("digits"), _data.load("digits")
     assert digits.train["image"].shape == (1437, 8, 8, 1)
