@@ -162,11 +162,18 @@ HUGGING_FACE = Group(
     hugging_face_names,
     (
         Row('data.with_format("numpy")', DICT),
-        Row('data.with_format("torch")', DICT),
         Row("data", DICT, refused=True),
         Row("data.to_iterable_dataset()", DICT, refused=True),
         Row("splits", DICT, refused=True),
     ),
+)
+
+
+HUGGING_FACE_TORCH = Group(
+    "Hugging Face and PyTorch",
+    ("datasets", "torch"),
+    hugging_face_names,
+    (Row('data.with_format("torch")', DICT),),
 )
 
 
@@ -212,7 +219,7 @@ TABLES = Group(
     ),
 )
 
-GROUPS = (PLAIN, TORCH, GRAIN, HUGGING_FACE, TABLES)
+GROUPS = (PLAIN, TORCH, GRAIN, HUGGING_FACE, HUGGING_FACE_TORCH, TABLES)
 
 
 def cases(wanted: Callable[[Row], bool]) -> list[Any]:
