@@ -554,7 +554,7 @@ def test_one_is_due_whenever_so_many_epochs_are_over(every, epochs):
     assert not any(interval.due(step, consumed[step - 1], consumed[step], None) for step in range(1, 61))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.long)])
 def test_a_writer_that_is_killed_at_any_moment(tmp_path, kills):
     """Of the checkpoints in a run, and of the last one at its end, in turn."""
     moments, newest = np.random.default_rng(kills).uniform(0, 0.6, kills), 0
