@@ -203,5 +203,6 @@ def test_pairs_that_do_not_wait(world):
             last = np.asarray(program.step().metrics["last"])
             assert (last >= 0).all()
             assert (last <= world.size - 1).all()
-            moved |= bool((last != np.arange(world.size)).all())
+            # In a step, one worker may take all its local steps before the other one begins.
+            moved |= bool((last != np.arange(world.size)).any())
         assert moved
