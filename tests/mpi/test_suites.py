@@ -13,22 +13,16 @@ pytestmark = [pytest.mark.ranks, pytest.mark.long]
 TESTS = Path(__file__).parents[1]
 WORLDS, MEETINGS = TESTS / "collectives" / "test_worlds.py", TESTS / "mpi" / "test_meetings.py"
 ON_RANKS = TESTS / "mpi" / "test_on_ranks.py"
-PROGRAMS = [TESTS / "program" / f"test_{name}.py" for name in ("own_collectives", "not_finite", "bad_input")]
 OF_MPI = "not with_a_world_each"  # its communicators
 
 
-@pytest.mark.parametrize(
-    ("n", "kinds", "files"),
-    [(3, "mpi mpi-two-devices", [WORLDS]), (2, "mpi", PROGRAMS)],
-    ids=["worlds", "programs"],
-)
-def test_on_ranks(n, kinds, files):
-    run_suite(files, n, kinds)
+def test_on_ranks():
+    run_suite([WORLDS], 3, "mpi mpi-two-devices")
 
 
 @pytest.mark.parametrize(
     ("n", "kinds", "files"),
-    [(3, "jax jax-uneven", [WORLDS, MEETINGS]), (2, "jax", [ON_RANKS, *PROGRAMS])],
+    [(3, "jax jax-uneven", [WORLDS, MEETINGS]), (2, "jax", [ON_RANKS])],
     ids=["worlds", "programs"],
 )
 def test_on_processes_that_jax_joins(n, kinds, files):
