@@ -45,7 +45,7 @@ test: $(KNOWN_XLA_FLAGS)  ## run the tests, those under mpirun included (TESTS="
 	@XLA_FLAGS="$${XLA_FLAGS-$$(cat $(KNOWN_XLA_FLAGS))}" \
 	    $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not long" $(TESTS)
 
-test-all: $(STAMP)  ## run all of them: more kills, signals and seeds; twice the time
+test-all: $(STAMP)  ## run all of them: more kills, signals and seeds; four times the time
 	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS)
 
 # Not among what is installed for all: its ordinary wheel for Linux brings 4 GB of CUDA, and not every index has the CPU build.
