@@ -66,10 +66,8 @@ TABLE = (
     Advice("datasets.Column", "np.asarray(data[:])", "A column is no array."),
     Advice("tensorflow.DatasetV2", "ad.data.from_iterator(data.as_numpy_iterator)", _EXAMPLES),
     Advice("pandas.DataFrame", "{c: data[c].to_numpy() for c in data}", _COLUMNS),
-    Advice("polars.LazyFrame", "data.collect()", "Then: {c: data[c].to_numpy() for c in data.columns}."),
     Advice("polars.DataFrame", "{c: data[c].to_numpy() for c in data.columns}", _COLUMNS),
     Advice("pyarrow.Table", "{c: data[c].to_numpy() for c in data.column_names}", _COLUMNS),
-    Advice("pyarrow.RecordBatch", "{c: data[c].to_numpy(False) for c in data.schema.names}", _COLUMNS),
     Advice("h5py.Group", "{name: data[name][:] for name in data}", _ROWS),
     Advice("h5py.Dataset", "data[:]", _ROWS),
     Advice("zarr.Group", "{name: array[:] for name, array in data.arrays()}", _ROWS),
@@ -89,7 +87,6 @@ TABLE = (
     ),
     Advice("builtins.set", "np.asarray(sorted(data))", "A set has no order."),
     Advice("builtins.str", "np.load(data)", "Text is no data set. Read the file."),
-    Advice("builtins.bytes", "np.frombuffer(data, np.uint8)", "Bytes are no data set."),
 )
 
 

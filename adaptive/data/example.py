@@ -14,14 +14,8 @@ from adaptive.base.values.tree_paths import leaf_names
 
 
 def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
-    """Return the arrays and numbers of a pytree on the host, in the width that JAX computes with.
-
-    Args:
-      root: what to call the tree in errors.
-      rows: the numbers in the data set of the arrays' rows; by default they are numbered from 0.
-
-    Raises:
-      DataError: a leaf is not an array of numbers; names the first such leaf.
+    """Return the leaves of a pytree on the host, in JAX's width. Raises a DataError that names the first leaf, below
+    `root`, that is no array of numbers; `rows` numbers the rows of its arrays.
     """
     try:
         return jax.tree.map(on_host, tree)
@@ -35,11 +29,7 @@ def taken(tree: Any, root: str, rows: np.ndarray | None = None) -> Any:
 
 
 def first_taken(item: Any, root: str) -> Any:
-    """Return the first example of a source or an iterator on the host.
-
-    Raises:
-      DataError: the example has no arrays, or holds text or lists of numbers, which JAX takes for pytrees.
-    """
+    """Return a first example on the host. Raises a DataError if it has no arrays, or lists of numbers or text."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(item, is_leaf=_is_list_of_numbers):
         if _is_list_of_numbers(leaf):
             name = root + jax.tree_util.keystr(path)
@@ -55,9 +45,7 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
-    """Return an example if it has the leaves, shapes and dtypes of another one. Else raise a DataError, in which they
-    are called `name` and `of`.
-    """
+    """Return an example if its leaves are like another one's. Else raise a DataError that names `name` and `of`."""
     if jax.tree.structure(row) != jax.tree.structure(first):
         raise DataError(
             f"{name} has the structure {jax.tree.structure(row)}, {of} has {jax.tree.structure(first)}. "
@@ -74,9 +62,7 @@ def checked(row: Any, first: Any, name: str, of: str = "example 0") -> Any:
 
 
 def batch_of(items: Sequence[Any], numbers: Sequence[int], first: Any) -> Any:
-    """Return examples as one batch on the host; each must look like `first`. Raises a DataError with the number of the
-    first one that cannot be used.
-    """
+    """Return examples as one batch. Raises a DataError with the number of the first one that is not like `first`."""
     likes, tree = jax.tree.flatten(first)
     try:  # in as few calls for each example as possible: in a reader process this takes the time of a short read
         batch = []

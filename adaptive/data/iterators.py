@@ -43,7 +43,7 @@ class FromIterator:
     make: Callable[..., Iterable[Any]]
     names: frozenset[str]  # those of "epoch", "worker" and "workers" that are its parameters
     functions: Functions
-    length: float | None
+    length: int | None
     read_timeout: float | None
 
     @property
@@ -60,7 +60,7 @@ def from_iterator(
     *,
     map: Callable[[Any], Any] | None = None,
     random_map: Callable[[Any, np.random.Generator], Any] | None = None,
-    length: float | None = None,
+    length: int | None = None,
     read_timeout: float | None = None,
 ) -> FromIterator:
     """Return data without an index for `Program`: the examples of an iterator, in its order.
@@ -86,17 +86,15 @@ def from_iterator(
       random_map: `fn(example, rng)`, like `map` with random numbers, which depend only on the program's seed and the
         example's position in the stream.
       length: number of examples in an epoch, over all workers, for options in epochs. By default an epoch ends when the
-        iterator ends; with `math.inf` there are no epochs.
+        iterator ends.
       read_timeout: seconds after which reading one example, or starting an epoch, for a waiting step fails with a
         DataError; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: `make` is not a function; says the line to write instead.
     """
-    if length is not None and length != math.inf:
-        length = whole(length)
-        if length is None or length < 1:
-            raise DataError("length= must be the number of examples in an epoch, or math.inf for data without epochs.")
+    if length is not None and (whole(length) or 0) < 1:
+        raise DataError(f"length={length!r}: write the number of examples in an epoch.")
     if hasattr(make, "__next__"):
         refuse_spent(make)
     if not callable(make):
@@ -109,9 +107,7 @@ def from_iterator(
 
 
 class IterableData(Data):
-    """Iterators in progress: one, or one for each worker of this process. Arguments as for `stream.open_data`. Raises
-    a DataError if an iterator yields no examples, or unusable ones, or a read takes too long.
-    """
+    """Iterators in progress: one, or one for each worker of this process. Arguments as for `stream.open_data`."""
 
     seed = 0  # of the examples' random numbers
 
@@ -123,14 +119,10 @@ class IterableData(Data):
         shards = list(mine) or [0] if how.per_worker else [0]
         self._runs = {shard: ReplayableIterator(partial(self._begin, shard), length) for shard in shards}
         self.example = self._thread.call(self._read_first, shards[0])
-        self._length = int(how.length) if how.length is not None and how.length != math.inf else _MANY
+        self._length = int(how.length) if how.length is not None else _MANY
         self.lengths = (self._length,) * (workers if how.per_worker else 1)
-        if how.length == math.inf:
-            self.no_epochs = "the data have no end, and no epochs"
-        elif how.per_worker and how.length is None:
-            self.no_epochs = (
-                "each worker has an iterator of its own, and the lengths of all are not known (length= sets them)"
-            )
+        if how.per_worker and how.length is None:
+            self.no_epochs = "each worker has its own iterator, and the lengths of all are not known"
         named = zip(leaf_names(self.example, "example"), jax.tree.leaves(self.example), strict=True)
         leaves = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in named)
         self.notes = _PROMISE_OF_EACH if how.per_worker else _PROMISE, f"of the iterator, one example is {leaves}"
@@ -162,15 +154,15 @@ class IterableData(Data):
         return batch_of(items, numbers, self.example) if items else None
 
     def first_batch(self, examples: int) -> Any:
-        """Return the first examples of the stream, by which processes are compared, as a batch."""
+        """Return the first examples, by which processes are compared, as a batch."""
         return self._thread.call(self._batch, PositionSpan(min(self._runs), 0, examples))
 
     def start(
         self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
-        """Start to read the spans of a step, which other steps follow. Returns a function that waits, and returns a
-        batch for each span; `None` for an empty one. Positions before the cursors `committed` are not read again; `end`
-        are the cursors after the step.
+        """Start to read a step's spans. Returns a function that waits for their batches; `None` for an empty span.
+
+        Positions before the cursors `committed` are not read again; `end` are the cursors after the step.
         """
         return partial(self._thread.result, self._thread.submit(self._read, next(steps), committed, end))
 
@@ -191,7 +183,7 @@ class IterableData(Data):
         return super().epochs(cursors) if self.how.length is not None else self._runs[0].epochs(cursors[0])
 
     def place(self, cursors: Sequence[int]) -> str:
-        """Return the text that, with the cursors, is needed to resume there; "" if there is none. Local."""
+        """Return the text that is needed to resume at the cursors, or "". Local."""
         return "" if self.how.per_worker else self._runs[0].place(cursors[0])
 
     def go_on(self, cursors: Sequence[int], place: str) -> None:
@@ -208,10 +200,7 @@ _PROMISE = (
     "data without an index, in the order of their iterator: every process reads all examples and takes its share of "
     "each global batch, so each is taken once per pass, if the iterator is the same on all processes."
 )
-_PROMISE_OF_EACH = (
-    "data of an iterator of each worker's own: each worker reads its batch size from its own iterator. When a worker "
-    "leaves, the rest of its data is lost."
-)
+_PROMISE_OF_EACH = "data of an iterator of each worker's own: the rest of a leaving worker's data leaves with it."
 
 
 class ResumePoint(NamedTuple):
@@ -227,7 +216,7 @@ class ResumePoint(NamedTuple):
 class ReplayableIterator:
     """The examples of an iterator by position, kept until they are released. `begin(epoch)` starts an epoch."""
 
-    def __init__(self, begin: Callable[[int], Iterable[Any]], length: float | None):
+    def __init__(self, begin: Callable[[int], Iterable[Any]], length: int | None):
         self._begin, self._length = begin, length
         self._restart(ResumePoint())
 
@@ -291,16 +280,14 @@ class ReplayableIterator:
             again = ": does it return the same iterator each time, that has ended?" if point.epoch else "."
             self._error = DataError(f"the iterator of epoch {point.epoch} gave no examples{again}")
             raise self._error
-        if self._length not in (None, math.inf, given):
+        if self._length not in (None, given):
             self._error = DataError(f"the iterator ended after {given} examples; length= says {self._length}.")
             raise self._error
         self._points.append(ResumePoint(self.next, point.epoch + 1, self.next, None, given))
         self._iterator = None
 
     def epochs(self, position: int) -> tuple[float, int | None]:
-        """Return the number of epochs before a position, with the fraction of its own if the length is known, and the
-        length of the last epoch that ended before; `None` if none has.
-        """
+        """Return the epochs before a position, as a fraction if possible, and the length of the last that ended."""
         point = self._point(position)
         done = (position - point.began) / point.length if point.length else 0.0
         return point.epoch + min(done, math.nextafter(1, 0)), point.length

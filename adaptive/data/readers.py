@@ -48,11 +48,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class Readers:
-    """Threads or processes that read examples of one data set; an abstract class. For `read_timeout` see `from_source`.
-
-    Raises:
-      DataError: `read_timeout` is not a number of seconds.
-    """
+    """Threads or processes that read examples of one data set; an abstract class."""
 
     world: World | None = None  # whose other processes wait while this one does; `None` for the current one
 
@@ -67,19 +63,11 @@ class Readers:
         self._waits_for = "", 0.0  # what, and since when
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Start to read: call a function, the same one in all processes. A read that has not begun can be canceled.
-
-        Raises:
-          DataError: the function cannot be sent to processes.
-        """
+        """Start to read: call a function, the same one in all processes. Raises a DataError if it cannot be sent."""
         raise NotImplementedError
 
     def result(self, read: Future[Any], what: str = "examples") -> Any:
-        """Wait for a read, and return its result or raise its error. `what` is read, for errors.
-
-        Raises:
-          DataError: it takes longer than the deadline, or its process was lost.
-        """
+        """Return the result of a read. Raises its error, or a DataError at the deadline, which says `what` is read."""
         if not read.done():
             self._waits_for = what, time.monotonic()
             begin_read(what)
@@ -207,9 +195,7 @@ def _run(tasks: SimpleQueue[Task | None]) -> None:
 
 
 class ReaderProcesses(Readers):
-    """Processes that receive a function once. They start at the first read, and again after one was lost or after
-    `close`.
-    """
+    """Processes that receive a function once. They start on demand, also after one was lost."""
 
     _executor: Any = None
 

@@ -22,10 +22,8 @@ _ROWS_OF_LARGE, _ROWS_OF_SOURCES, _FIRST_OF_ITERATORS = 4096, 512, 16
 
 
 def digests_of_data(data: Data) -> dict[str, str]:
-    """Return the number of examples (of each shard) and a digest of each leaf, as text by name. Local.
-
-    Of an iterator, the first examples, which stay available to the stream; of iterators per worker, only the examples'
-    shapes and dtypes.
+    """Return the number of examples and a digest of each leaf, as text by name; of an iterator, of its first examples;
+    of iterators per worker, only shapes and dtypes. Local.
     """
     count, digests = "iterators of each worker's own", [""] * len(jax.tree.leaves(data.example))
     if isinstance(data, Rows):
@@ -57,10 +55,7 @@ def _hashes(batches: Iterable[Any]) -> list[str]:
 
 
 def _sample(length: int, rows: int) -> np.ndarray:
-    """Return sorted indices of at most this many rows; the same on all processes.
-
-    One index is drawn from each of equal intervals. Random indices also find differences at regular distances.
-    """
+    """Return sorted indices, one from each of equal intervals; at random, to find differences at regular distances."""
     if length <= rows:
         return np.arange(length)
     edges = np.linspace(0, length, rows + 1).astype(int)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import accumulate, groupby, islice, repeat
-from operator import getitem, itemgetter
+from operator import add, getitem, itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -51,12 +51,11 @@ class Stream:
 
     Args:
       workers: the workers of this process.
-      beside: whether rows of arrays in memory are taken while kernels run. If kernels run on the same cores, that would
-        slow down both by more than the time of the rows; then rows are taken on demand.
+      beside: whether rows in memory are taken while kernels run. On the same cores that slows down both by more than
+        the rows take.
 
     Attributes:
-      cursors: examples taken so far from each shard. Replicated.
-      lengths: number of examples of each shard.
+      cursors, lengths: examples taken so far from each shard, and its number of examples. Replicated.
       length: number of examples in an epoch; 0 for iterators.
       goes_back: whether `go_back` is possible: not for iterators.
     """
@@ -98,8 +97,8 @@ class Stream:
     def take(self, sizes: Sequence[int]) -> Share:
         """Return the share of the step at the cursors, without moving them: call `advance` after the step."""
         sizes, ahead, self._ahead = tuple(sizes), self._ahead, None
-        if ahead is None or ahead[0] != self.cursors or ahead[1] != sizes:
-            return self._share(sizes, self._start(self.cursors, sizes, self.workers)())
+        if ahead is None or ahead[:2] != (self.cursors, sizes):
+            ahead = self.cursors, sizes, self._start(self.cursors, sizes, self.workers)
         return self._share(sizes, ahead[2]())
 
     def prefetch(self, sizes: Sequence[int]) -> None:
@@ -110,21 +109,18 @@ class Stream:
 
     def advance(self, sizes: Sequence[int]) -> None:
         """Move the cursors past a step of these batch sizes."""
-        one = len(self.cursors) == 1
-        self.cursors = (self.cursors[0] + sum(sizes),) if one else self._after(self.cursors, sizes)
+        self.cursors = self._after(self.cursors, sizes)
 
     def _after(self, cursors: Cursors, sizes: Sequence[int]) -> Cursors:
         """Return the cursors after a step."""
-        if len(cursors) == 1:
-            return (cursors[0] + sum(sizes),)
-        return tuple(cursor + size for cursor, size in zip(cursors, sizes, strict=True))
+        return tuple(map(add, cursors, sizes if len(cursors) > 1 else (sum(sizes),)))
 
     def _share(self, sizes: tuple[int, ...], found: list[Any]) -> Share:
         """Divide what was read for a step among the workers of this process."""
         workers, whole = self.workers, found[0] if len(self.cursors) == 1 else None
         offsets = tuple(list(accumulate(sizes, initial=0))[workers.start : workers.stop])
-        if len(found) == len(workers):  # tuple.__new__ runs in C; the named tuple's constructor does not
-            return tuple.__new__(Share, (sizes, offsets, tuple(found), whole))
+        if len(found) == len(workers):
+            return Share(sizes, offsets, tuple(found), whole)
         leaves, tree = jax.tree.flatten(whole)
         batches = []
         for start, size in zip(offsets, sizes[workers.start : workers.stop], strict=True):
@@ -133,23 +129,11 @@ class Stream:
         return Share(sizes, offsets, tuple(batches), whole)
 
     def _start(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Callable[[], list[Any]]:
-        """Start to read what these workers take in the step at the cursors. Returns a function that waits for it, and
-        returns a batch for each span; `None` for one without examples.
-        """
-        data = self._examples
-        if not self._data.in_memory or isinstance(data, IterableData):
-            return data.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
-        if len(cursors) > 1:
-            found = [data.rows(worker, cursors[worker], sizes[worker]) for worker in workers]
-        else:  # in few calls: on the path of every step
-            first = cursors[0] + sum(sizes[: workers.start])
-            found = [data.rows(0, first, sum(sizes[workers.start : workers.stop]))]
-        return found.copy
+        """Start to read what these workers take in the step at the cursors; see `IterableData.start`."""
+        return self._examples.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
 
     def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
-        """Yield what these workers take in the step at the cursors, and in the steps after it: one span of all of them,
-        or one of each if each has its own cursor.
-        """
+        """Yield what these workers take in this step and the next ones: one span, or one for each with a cursor."""
         while True:
             if len(cursors) > 1:
                 yield [PositionSpan(worker, cursors[worker], sizes[worker]) for worker in workers]
@@ -159,9 +143,7 @@ class Stream:
             cursors = self._after(cursors, sizes)
 
     def peek(self, sizes: Sequence[int]) -> Any:
-        """Return all workers' examples in a step of these sizes as one batch, without moving the cursors. Raises a
-        DataError if workers of other processes have their own iterators.
-        """
+        """Return all workers' examples of a step as one batch. Raises a DataError if others have own iterators."""
         data = self._data
         if isinstance(data, IterableData) and data.how.per_worker and len(sizes) > len(self.workers):
             raise DataError("each worker has an iterator of its own, which others cannot read. Pass a batch to check.")
@@ -206,15 +188,13 @@ class Lookahead:
         self._collector = ReaderThreads(1, 0)
         self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
 
-    def rows(self, shard: int, start: int, examples: int) -> Any:
-        """Return the examples at positions of a shard in memory; `None` for no examples."""
-        return self._shards[shard].rows(self.order.examples(shard, start, examples)) if examples else None
-
     def start(
         self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
         """Start to read a step's spans, and those of later steps; see `IterableData.start`."""
         spans, readers = next(steps), self._data.readers.number
+        if self._data.in_memory:
+            return [self._shards[s.shard].rows(self.order.examples(*s)) if s.examples else None for s in spans].copy
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
         examples = max(1, sum(span.examples for span in spans))
         ahead = max(_STEPS_AHEAD, -(-2 * readers * self._shards[spans[0].shard].piece(examples) // examples))
@@ -266,15 +246,9 @@ def _has_failed(read: Future[Any]) -> bool:
 
 
 def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Data:
-    """Return a user's training data as rows, or as iterators in progress if they have no index.
+    """Return a user's training data as rows or as iterators, for the workers `mine` of this process.
 
-    Args:
-      workers: number of workers.
-      mine: the workers of this process.
-      world: the world whose other processes wait while this one reads; `None` for the current one.
-
-    Raises:
-      DataError: the data cannot be used.
+    The other processes of `world`, or of the current one, wait while this one reads.
     """
     if isinstance(data, FromIterator):
         return IterableData(data, workers, mine, world)

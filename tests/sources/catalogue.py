@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,57 @@ import numpy as np
 import pytest
 
 import adaptive as ad
-from tests.sources.rows import Group, Row, name
-from tests.sources.values import DICT, IDS, IMAGES, LENGTH, PAIR, X
+from adaptive.data.rows import rows_of
 
+LENGTH = 24
+IDS = np.arange(LENGTH, dtype=np.int32)
+X = np.random.default_rng(0).normal(size=(LENGTH, 3)).astype(np.float32)
+IMAGES = np.broadcast_to(IDS.astype(np.uint8)[:, None, None], (LENGTH, 4, 4)) + np.eye(4, dtype=np.uint8)[::-1]
+DICT, PAIR = {"i": IDS, "x": X}, (IDS, X)
 HALF = X.astype(jnp.bfloat16)
 NOISY = {**DICT, "noise": jax.ShapeDtypeStruct((LENGTH, 2), np.float32)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of data.
+
+    Attributes:
+      data: the expression that a user writes.
+      examples: what the program must take, a pytree of arrays with a row for each; see `ids` for how an example is
+        known. A leaf that is a `jax.ShapeDtypeStruct` can have any values.
+      refused: whether the data are refused, with an error whose last words are the line to write. The program takes
+        what that line says.
+    """
+
+    data: str
+    examples: Any
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Data of one library: its title, the modules that must be installed, and the names in the expressions."""
+
+    title: str
+    modules: tuple[str, ...]
+    names: Callable[[Path], dict[str, Any]]
+    rows: tuple[Row, ...]
+
+    def build(self, row: Row, folder: Path) -> Any:
+        """What a program takes for a row, which is the advice where the data are refused. Writes files to `folder`."""
+        for module in self.modules:
+            pytest.importorskip(module)
+        names = self.names(folder)
+        data = eval(row.data, names)
+        return eval(advice(data), {**names, "data": data}) if row.refused else data
+
+
+def advice(data: Any) -> str:
+    """The line that the error about these data says to write."""
+    with pytest.raises(ad.DataError) as error:
+        rows_of(data)
+    return str(error.value).rpartition("  ")[2]
 
 
 class Files:
@@ -63,7 +109,6 @@ OWN_NAMES = {f.__name__: f for f in (Files, Lines, rows, rows_of_worker, batches
 COMMON = {"ad": ad, "jax": jax, "jnp": jnp, "np": np, "ids": IDS, "x": X, "images": IMAGES, **OWN_NAMES}
 
 
-@cache
 def plain(folder: Path) -> dict[str, Any]:
     np.save(folder / "images.npy", IMAGES)
     np.savez(folder / "both.npz", i=IDS, x=X)
@@ -75,20 +120,19 @@ PLAIN = Group(
     (),
     plain,
     (
-        Row('{"i": ids, "x": x}', DICT, in_program=True),
-        Row("(ids, x)", PAIR),
+        Row('{"i": ids, "x": x}', DICT),
         Row('{"i": ids.astype("int64"), "x": x.astype(">f8")}', DICT),
-        Row('{"i": jnp.asarray(ids), "x": jnp.asarray(x, "bfloat16")}', {"i": IDS, "x": HALF}, in_program=True),
+        Row('{"i": jnp.asarray(ids), "x": jnp.asarray(x, "bfloat16")}', {"i": IDS, "x": HALF}),
         Row('np.load(folder / "images.npy", mmap_mode="r")', IMAGES),
-        Row('ad.data.from_source({"i": ids, "x": x}, random_map=noise)', NOISY, in_program=True),
+        Row('ad.data.from_source({"i": ids, "x": x}, random_map=noise)', NOISY),
         Row("Files()", DICT),
         Row("ad.data.from_source(Files(), map=double)", {"i": IDS, "x": 2 * X}),
-        Row("ad.data.from_source(Files(), random_map=noise)", NOISY, in_program=True),
+        Row("ad.data.from_source(Files(), random_map=noise)", NOISY),
         Row("ad.data.from_source(Files(), num_threads=4)", DICT),
-        Row("ad.data.from_source(Files(), num_readers=1)", DICT, in_program=True),
-        Row("ad.data.from_iterator(rows)", DICT, in_program=True),
-        Row("ad.data.from_iterator(rows, map=double, length=24)", {"i": IDS, "x": 2 * X}, in_program=True),
-        Row("ad.data.from_iterator(rows_of_worker)", DICT, in_program=True),
+        Row("ad.data.from_source(Files(), num_readers=1)", DICT),
+        Row("ad.data.from_iterator(rows)", DICT),
+        Row("ad.data.from_iterator(rows, map=double, length=24)", {"i": IDS, "x": 2 * X}),
+        Row("ad.data.from_iterator(rows_of_worker)", DICT),
         Row("npz", DICT, refused=True),
         Row('[{"i": i, "x": row} for i, row in zip(ids, x)]', DICT, refused=True),
         Row("Lines()", DICT, refused=True),
@@ -99,9 +143,23 @@ PLAIN = Group(
 
 def torch_names(folder: Path) -> dict[str, Any]:
     import torch
+    from torch.utils import data
     from torch.utils.data import DataLoader, Subset, TensorDataset
 
-    from .torch_sets import Dataset, Pairs, Stream
+    class Dataset(data.Dataset):
+        def __len__(self):
+            return LENGTH
+
+        def __getitem__(self, index):
+            return {"i": torch.tensor(index, dtype=torch.int32), "x": torch.from_numpy(X)[index]}
+
+    class Pairs(Dataset):
+        def __getitem__(self, index):
+            return torch.from_numpy(X)[index], index
+
+    class Stream(data.IterableDataset):
+        def __iter__(self):
+            yield from (Dataset()[i] for i in range(LENGTH))
 
     kinds = (DataLoader, Subset, TensorDataset, Dataset, Pairs, Stream)
     return {**COMMON, "torch": torch, **{kind.__name__: kind for kind in kinds}, "t": torch.from_numpy(X)}
@@ -185,13 +243,11 @@ def table_names(folder: Path) -> dict[str, Any]:
     import zarr
 
     columns = {"i": IDS, "x": X[:, 0]}
-    file = h5py.File(folder / "data.h5", "a")
-    group = zarr.open_group(folder / "data.zarr", mode="a")
+    file = h5py.File(folder / "data.h5", "w")
+    group = zarr.open_group(folder / "data.zarr", mode="w")
     for key, column in columns.items():
-        if key not in file:
-            file[key] = column
-        if key not in group:
-            group.create_array(key, data=column)
+        file[key] = column
+        group.create_array(key, data=column)
     return {
         **COMMON,
         "pandas": pandas.DataFrame(columns),
@@ -211,7 +267,6 @@ TABLES = Group(
         Row("pandas", COLUMNS, refused=True),
         Row("polars", COLUMNS, refused=True),
         Row("arrow", COLUMNS, refused=True),
-        Row("arrow.to_batches()[0]", COLUMNS, refused=True),
         Row("hdf5", COLUMNS, refused=True),
         Row('hdf5["i"]', IDS, refused=True),
         Row("zarr", COLUMNS, refused=True),
@@ -220,14 +275,4 @@ TABLES = Group(
 )
 
 GROUPS = (PLAIN, TORCH, GRAIN, HUGGING_FACE, HUGGING_FACE_TORCH, TABLES)
-
-
-def cases(wanted: Callable[[Row], bool]) -> list[Any]:
-    """A test's parameters (group, row), skipped where a library is missing."""
-    return [
-        pytest.param(group, row, id=name(group, row), marks=[pytest.mark.skip(reason=why)] * bool(why))
-        for group in GROUPS
-        for why in [group.missing()]
-        for row in group.rows
-        if wanted(row)
-    ]
+CASES = [pytest.param(group, row, id=f"{group.title}: {row.data}") for group in GROUPS for row in group.rows]

@@ -70,7 +70,7 @@ def everything(stream, plan, ahead=False):
 def courses(draw):
     """A data set, and the sizes of all workers in each step, resized as anybody likes."""
     n, workers = draw(st.integers(3, 40)), draw(st.integers(1, 4))
-    step = st.lists(st.integers(1, max(1, n // workers)), min_size=workers, max_size=workers).map(tuple)
+    step = st.lists(st.integers(1, n), min_size=workers, max_size=workers).map(tuple)
     return n, draw(st.lists(step, min_size=1, max_size=12)), draw(st.integers(-5, 5)), draw(st.booleans())
 
 
@@ -142,10 +142,6 @@ def test_any_part_of_the_next_global_batch_can_be_read(stream_of):
         next(walk(stream, [(3, 4)]))
         assert stream.peek((2, 3))["number"].tolist() == stream.indices(7, 5).tolist()
         assert (stream.cursors, stream.epochs, stream.epoch) == ((7,), 7 / 9, 0)
-
-
-def test_a_batch_may_be_longer_than_an_epoch(stream_of):
-    assert np.bincount(everything(stream_of(numbered(3)), [(7,)])).max() == 3
 
 
 # --- fetching ahead ---------------------------------------------------------------------------------------------------
