@@ -134,16 +134,16 @@ class _Canvas:
 
 def _seconds_by_step(canvas: _Canvas) -> Chart:
     """Draw the seconds per step, stacked by cause."""
-    run, exact = canvas.run, len(canvas.begins) == len(canvas.run)
+    run = canvas.run
     means = {name: 1e3 * canvas.mean(run.by_step[name]) for name in PARTS if name in run.by_step}
     longest = 1e3 * np.maximum.reduceat(run.seconds, canvas.begins)
     top = max(np.percentile(sum(means.values()), 97), np.percentile(longest, 90), 1e-9)
     figure = canvas.figure("milliseconds a step", 0.0, 1.15 * top)
     source = canvas.source(**means, longest=longest)
     stacked = {"x": "x", "color": [PARTS[name] for name in means], "source": source, "legend_label": [*means]}
-    figure.vbar_stack([*means], width=0.8, **stacked) if len(run) == 1 else figure.varea_stack([*means], **stacked)
-    hidden = {"line_alpha": 0.0} if exact else {"legend_label": "longest step"}
-    drawn = figure.line("x", "longest", source=source, line_color="#808080", **hidden)
+    figure.varea_stack([*means], **stacked)
+    style = {"line_color": "#808080", "legend_label": "longest step"}
+    drawn = figure.line("x", "longest", source=source, **style)
     tips = {name: f"@{name}{{0,0.00}} ms" for name in reversed(means)}
     tips = {"step": "@step{0,0}"} | tips | {"longest step": "@longest{0,0.00} ms"}
     canvas.hover(figure, drawn, tips, mode="vline", line_policy="nearest")
@@ -159,7 +159,7 @@ def _waits(canvas: _Canvas) -> Chart:
     run = canvas.run
     share = 100 * canvas.mean(run.workers["waiting"]) / np.maximum(canvas.mean(run.seconds), 1e-9)[:, None]
     high = float(np.clip(np.nanpercentile(share, 97), 20, 100))
-    height = min(310 + 3 * run.n, 510) if run.n > FEW else 160 + 26 * run.n
+    height = min(160 + 26 * run.n, 510)
     figure = canvas.figure("worker", -0.5, run.n - 0.5, height=height)
     figure.yaxis.ticker = canvas.models.BasicTicker(min_interval=1, num_minor_ticks=0)
     figure.grid.grid_line_color = None

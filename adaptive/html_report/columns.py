@@ -23,26 +23,16 @@ class RequestRow(NamedTuple):
 
 
 class Columns:
-    """One recorded run of T steps and n worker slots: the table of which text, findings and charts are made.
-
-    Each step has one row, as it was taken last. Arguments and errors as of `read`.
+    """One recorded run of T steps and n worker slots, each step as taken last. Arguments and errors as of `read`.
 
     Attributes:
-      record: the columns by name.
-      ledger: the seconds of the whole run by cause.
-      by_step: the seconds of each step by cause, by name: see `mean_seconds`; shape=(T,) each.
-      step, seconds, skipped: the columns of these names; shape=(T,).
-      elapsed, examples: total seconds in steps, and number of examples, up to the end of each step; shape=(T,).
-      sizes: examples of each worker; shape=(T, n).
-      resized: the rows whose sizes differ from those of the row before; shape=(c,).
-      global_batch: their sum; shape=(T,).
-      workers: seconds "input", "computing", "busy" and "waiting" of each worker; shape=(T, n). NaN for an empty slot
-        and in steps that are not usual.
+      record, ledger: the columns, and the seconds of the whole run by cause.
+      by_step: the seconds of each step by cause (`mean_seconds`); shape=(T,) each.
+      elapsed, examples: seconds in steps, and examples, up to the end of each step; shape=(T,).
+      sizes, global_batch: examples of each worker, shape=(T, n), and their sum; `resized` are the rows that differ.
+      workers: seconds of each worker by name; shape=(T, n). NaN for an empty slot and in steps that are not usual.
       noise: noise scales with their bounds, by name; shape=(T, 3).
-      metrics: metrics by name, losses first, without parts of noise scales; shape=(T,).
-      logged: what `program.log` wrote, by name; NaN in most rows; shape=(T,).
-      hyperparameters: by name; shape=(T,), objects for lists.
-      requests: all requests, in order.
+      metrics, logged, hyperparameters: columns by name; metrics have losses first, and no parts of noise scales.
     """
 
     def __init__(self, path: str | Path, run: int = -1):

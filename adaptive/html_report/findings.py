@@ -110,9 +110,8 @@ _ERRORS = 4.0  # standard errors that the excess must exceed, so that chance alo
 def slow_phases(run: Columns) -> list[SlowPhase]:
     """Return the workers that were steadily slower than most, and when, the costliest first.
 
-    The run is cut into 40 windows. A worker is slow in a window if it is busy for longer than the median worker, by a
-    tenth of the step and by four standard errors. Windows in a row, and workers that are slow in the same windows, are
-    one phase.
+    In 40 windows, a slow worker is busier than the median one by a tenth of the step and by four standard errors.
+    Windows in a row, and workers that are slow in the same windows, are one phase.
     """
     busy = run.workers["busy"]
     known = np.isfinite(busy)

@@ -20,15 +20,7 @@ _METRICS = 3  # of the driver, and logged ones, in the headline
 
 
 def render(run: Columns, name: str) -> str:
-    """Return the report of a run.
-
-    Args:
-      run: the run.
-      name: the file name of its record.
-
-    Raises:
-      ImportError: jinja2 or bokeh is not installed.
-    """
+    """Return the report of a run, whose record has this file name. Raises an ImportError without jinja2 or bokeh."""
     from jinja2 import Environment
 
     drawn = charts(run)

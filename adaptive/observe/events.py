@@ -61,10 +61,6 @@ class HookValues:
         """
         return {name: np.asarray(leaf) for name, leaf in zip(self.names, self._leaves, strict=False)}
 
-    def leaves(self, places: Sequence[int]) -> list[np.ndarray]:
-        """Return the leaves at these indices, copied from the device; an empty list if the step was skipped."""
-        return [np.asarray(self._leaves[place]) for place in places] if self._leaves else []
-
 
 def hook_values(hooks: Hooks, leaves: Sequence[list[jax.Array]]) -> tuple[HookValues, ...]:
     """Return the values of all hooks in a step, without leaves if the step was skipped."""
@@ -105,8 +101,7 @@ class StepEvent:
       requests: the requests of the script since the previous event, and those of hooks after this step, in order.
         Replicated.
       run_id: identifies the run: `program.run_id`. Replicated.
-      restored: whether the program was restored since the previous step. The steps after the restored one run again,
-        with an event each time. Replicated.
+      restored: whether the program was restored since the previous step, so that steps run again. Replicated.
       at: when the step ended, in seconds since 1970, by this host's clock; 0 if unknown. Local.
       between: seconds between this step and the previous event, or the building of the program, by what was done:
         "script" (the script's own code), "evaluating", "saving", "restoring", and names of the breakdown. Local.
@@ -134,9 +129,8 @@ class StepEvent:
 
     @cached_property
     def scalars(self) -> dict[str, float]:
-        """The driver's metrics that are single numbers, by name: "loss", "noise.scale". For an object with `compute()`,
-        such as a metric of flax, clu or metrax, the numbers that `compute()` returns. The first access waits for the
-        step and copies the numbers from the device. Replicated.
+        """The driver's metrics that are single numbers, by name: "loss", "noise.scale"; of an object with `compute()`,
+        as of flax, clu or metrax, the numbers that it returns. The first access waits for the step. Replicated.
         """
         return numbers_by_name(self.report.metrics)
 
@@ -213,37 +207,33 @@ class Listeners:
     """The listeners of one program in this process.
 
     Attributes:
-      any: whether there is a listener to call.
-      waits: whether one of them is to see only steps that are known to be finite. Listeners with an attribute
-        `reads_later` do not wait: they read values later, and receive a step that was not finite once more.
+      suspended: whether no listener is called.
     """
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
-        self._suspended = self.any = self.waits = False
+        self.suspended = False
 
     @property
-    def suspended(self) -> bool:
-        """Whether no listener is called."""
-        return self._suspended
+    def any(self) -> bool:
+        """Whether there is a listener to call."""
+        return bool(self._all) and not self.suspended
 
-    @suspended.setter
-    def suspended(self, suspended: bool) -> None:
-        self._suspended = suspended
-        self._set(self._all)
+    @property
+    def waits(self) -> bool:
+        """Whether one of them is to see only steps that are known to be finite. Listeners with an attribute
+        `reads_later` do not wait: they read values later, and receive a step that was not finite once more.
+        """
+        return self.any and not all(getattr(each.listener, "reads_later", False) for each in self._all)
 
     def add(self, listener: Listener) -> Subscription:
         """Call a listener after each step from now on."""
-        self._set((*self._all, Subscription(self, listener)))
+        self._all = (*self._all, Subscription(self, listener))
         return self._all[-1]
 
     def remove(self, subscription: Subscription) -> None:
         """Do not call its listener any more."""
-        self._set(tuple(other for other in self._all if other is not subscription))
-
-    def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
-        self._all, self.any = subscriptions, bool(subscriptions) and not self._suspended
-        self.waits = self.any and not all(getattr(each.listener, "reads_later", False) for each in subscriptions)
+        self._all = tuple(other for other in self._all if other is not subscription)
 
     def notify(self, event: StepEvent) -> list[str]:
         """Call all listeners. Returns notes on those that failed and are disabled."""

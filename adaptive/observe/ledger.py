@@ -69,19 +69,14 @@ class Ledger(NamedTuple):
 
 
 def is_usual(steps: Record) -> np.ndarray:
-    """Return whether a step has none of the events that make steps longer: a process that starts, a restore, a worker
-    that joins or is lost, values that are not finite; shape=(T,).
-    """
+    """Return whether nothing makes a step longer: a start, restore, join or loss, values not finite; shape=(T,)."""
     events = [steps[name].astype(bool) for name in ("origin", "joined", "lost", "skipped", "restores")]
     return ~np.logical_or.reduce([np.arange(len(steps["step"])) == 0, *events])
 
 
 def mean_seconds(steps: Record) -> dict[str, np.ndarray]:
     """Return the seconds of each step by cause; shape=(T,) each. Input, computing and waiting of usual steps are means
-    over the workers; the rest is measured by the process that recorded.
-
-    All processes take equally long for a step. So if the mean worker waits for less time than the process that
-    recorded, for workers or for input, it computes for as much longer.
+    over the workers: all steps take equally long, so a mean worker that waits for less time computes for longer.
     """
     found = {name: np.nan_to_num(steps[f"seconds/{name}"]) for name in steps.header["breakdown"]}
     known = (steps.of_workers("busy") > 0) & is_usual(steps)[:, None]
@@ -126,8 +121,8 @@ def ledger_of(steps: Record) -> Ledger:
 
 
 def _add_wall(steps: Record, known: np.ndarray, seconds: dict[str, float]) -> None:
-    """Add the wall-clock time, beside the `known` seconds of each step: processes that were down or starting, and what
-    is not accounted for. By the clock of another host, time may go backwards; such steps add nothing.
+    """Add the wall-clock time beside the `known` seconds of each step: down, starting, unaccounted. By the clock of
+    another host time may go backwards; such steps add nothing.
     """
     ends, causes = list(steps["at"]), ["unaccounted"] * len(known)
     for row in np.flatnonzero(steps["origin"].astype(bool))[::-1]:

@@ -9,11 +9,7 @@ from pathlib import Path
 
 class LineSink:
     """A log file that only grows, by whole lines: each is one write, so a process that is killed rarely leaves a part.
-
-    If the last line of an existing file was cut, as by a full disk, the next one begins a line of its own.
-
-    Args:
-      path: the file; created by the first line if it is missing.
+    After a line that was cut, as by a full disk, the next one begins a line of its own.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -21,7 +17,7 @@ class LineSink:
         self._file: FileIO | None = None
 
     def _open(self) -> bool:
-        """Open the file. Returns whether it has lines. Raises an OSError if it cannot be written."""
+        """Open the file. Returns whether it has lines."""
         self._file, before = self._path.open("ab", buffering=0), b""
         if self._path.is_file() and self._path.stat().st_size:
             with self._path.open("rb") as file:
@@ -32,7 +28,7 @@ class LineSink:
         return bool(before)
 
     def _append(self, line: str) -> None:
-        """Append a line, which has no line ends. Raises an OSError if the disk is full, or cannot be written."""
+        """Append a line, which has no line ends."""
         assert self._file is not None
         rest = memoryview(line.encode("utf-8") + b"\n")
         while rest:

@@ -13,13 +13,9 @@ from typing import Any
 
 
 def run_origin(build: float, hosts: Sequence[str], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the origin of a program that is built now, for the record: when the process started, and when the program
-    began to be built and was built, in seconds since 1970 by this host's clock; hosts, settings, versions, command.
+    """Return the origin of a program that is built now, for the record; times in seconds since 1970.
 
-    Args:
-      build: when the building of the program began.
-      hosts: names of the hosts of all processes, in the order of their first rank. Replicated.
-      settings: the arguments of `Program` that are numbers or texts, by name. Replicated.
+    `build`: when its building began; `settings`: the arguments of `Program` that are numbers or texts.
     """
     import psutil
 

@@ -54,9 +54,8 @@ class _Lines(NamedTuple):
     steps: list[tuple[int, int, int, bool]]  # number of the line, offset, step, and whether a restore came before it
 
     def executed(self) -> dict[str, np.ndarray]:
-        """Return a row for each time that a step was taken, in order: "number" and "offset" of its line; "discarded",
-        whether a restore to an earlier step followed; and for the others "restores" and "repeated", the number of
-        restores since the row before, and of the steps that these discarded.
+        """Return a row for each time that a step was taken: "number" and "offset" of its line; "discarded", whether a
+        restore to an earlier step followed; else the "restores" since the row before, and steps "repeated" by them.
         """
         number, offset, step, restored = np.array(self.steps, np.int64).reshape(-1, 4).T
         taken = ~_replaced(step + (restored.cumsum() << 40))  # not written once more, after the same restores
@@ -124,11 +123,7 @@ def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
 
 
 def _header(place: str, text: bytes) -> dict[str, Any] | None:
-    """Return the fields of a header; `None` for a line that was cut.
-
-    Raises:
-      RecordError: the line is not of a record, or of another version.
-    """
+    """Return the fields of a header; `None` for a line that was cut. Raises a RecordError for another kind of line."""
     if not text.strip():
         return None
     try:
@@ -230,17 +225,14 @@ def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False
 
     The columns have the names of `ad.log.scalars`, and some more. NaN stands for what is unknown.
 
-    * `step`, `epoch`, `seconds` (of the step, on the process that recorded it), `at` (when the step ended, in seconds
-      since 1970), `global_batch`, `workers`, `message_bytes`, `skipped`.
-    * `restores` and `repeated`: the number of restores between this step and the one before it, and of the steps that
-      they discarded.
-    * the driver's metrics that are numbers, by their names, and `hyperparameter/lr` and so on; and what
-      `program.log` and `program.evaluate(log=…)` wrote after a step, NaN in the others.
-    * `seconds/input`, `seconds/computing`, …: `seconds` by cause, on the process that recorded it.
-    * `between/script`, `between/saving`, …: seconds between the step before and this one, by activity.
-    * for each worker slot `batch_size/0`, …, and the seconds `input/0`, `computing/0`, `busy/0` and `waiting/0`, …, of
-      this step. `waiting` is the time in which the worker waited for others, in all messages of the step; it is the one
-      to use for shares of waiting. Zeros for an empty slot.
+    * `step`, `epoch`, `seconds`, `at` (when the step ended, in seconds since 1970), `global_batch`, `workers`,
+      `message_bytes`, `skipped`; `restores` since the step before, and the steps `repeated` after them.
+    * the driver's metrics that are numbers, by their names; `hyperparameter/lr` and so on; and what `program.log` and
+      `program.evaluate(log=…)` wrote after a step.
+    * `seconds/input`, `seconds/computing`, …: `seconds` by cause, on the process that recorded it; `between/script`,
+      `between/saving`, …: seconds between the step before and this one, by activity.
+    * for each worker slot `batch_size/0`, …, and the seconds `input/0`, `computing/0`, `busy/0` and `waiting/0`, …: the
+      time in which the worker waited for others, in all messages of the step. Zeros for an empty slot.
     * the values of hooks: `hook/0/adapt_batch_size/noise.scale`; arrays, if they are not single numbers.
     * objects, `None` in most rows: `decision`, `members`, `joined`, `lost`, `notes`, `asked` (the targets before the
       hooks ran), `script` (requests of the script), `origin` (of the process, in its first step), `why` (by hook: why

@@ -28,13 +28,11 @@ def noise_of(event: StepEvent) -> Noise | None:
     """Return the first noise scale among the hooks' values or the metrics; `None` if there is none."""
     for hook in event.hooks:
         for root in noise_roots(hook.names):
-            leaves = hook.leaves([hook.names.index(root + field) for field in NOISE])
-            return Noise(*[float(leaf.item()) for leaf in leaves] or [math.nan] * 3)
+            return Noise(*[float(hook.values[root + field]) if hook.values else math.nan for field in NOISE])
     scalars = event.scalars
-    names = tuple(scalars)
-    for root in noise_roots(names):
+    for root in noise_roots(tuple(scalars)):
         return Noise(*[scalars[root + field] for field in NOISE])
-    name = next((name for name in names if name in ("noise", "noise_scale") or name.endswith("noise.scale")), None)
+    name = next((name for name in scalars if name in ("noise", "noise_scale") or name.endswith("noise.scale")), None)
     return None if name is None else Noise(scalars[name], math.nan, math.nan)
 
 

@@ -26,10 +26,11 @@ class WandB:
     Needs wandb: `pip install "adaptive-dataflow[wandb]"`.
 
     Args:
-      run: a run from `wandb.init`, which the caller finishes. By default the sink starts a run at the first step and
-        finishes it at the end. To log further values to it, include `{"step": …}` and omit `step=`.
+      run: a run from `wandb.init`, which the caller finishes; needed for `resume_from=` and `fork_from=`. By default
+        the sink starts a run at the first step and finishes it at the end. To log further values to it, include
+        `{"step": …}` and omit `step=`.
       **init: arguments of `wandb.init`: `project`, `name`, `group`, `config`, ... An `id` or `resume` given here, or in
-        WANDB_RUN_ID and WANDB_RESUME, takes precedence; with `resume_from` or `fork_from` the sink sets neither.
+        WANDB_RUN_ID and WANDB_RESUME, takes precedence.
 
     Raises:
       DriverError: wandb is not installed.
@@ -64,11 +65,8 @@ class WandB:
         """Begin a W&B run, or resume it if it exists."""
         import wandb
 
-        own = {"WANDB_RUN_ID": ("id", run_id), "WANDB_RESUME": ("resume", "allow")}
-        # W&B does not accept `resume` together with these.
-        if {"resume_from", "fork_from"} & self._init.keys() or self._init.get("resume") in ("auto", True):
-            own = {}
-        return wandb.init(**dict(own[name] for name in own.keys() - os.environ.keys()) | self._init)
+        own = {"id": os.environ.get("WANDB_RUN_ID", run_id), "resume": os.environ.get("WANDB_RESUME", "allow")}
+        return wandb.init(**own | self._init)
 
     def close(self) -> None:
         """Finish the run, if the sink started it."""

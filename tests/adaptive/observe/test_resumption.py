@@ -209,10 +209,8 @@ def test_wandb_marks_the_first_point_after_a_restore_and_defines_axes_of_each_ru
     ("init", "environ", "passed"),
     [
         ({"id": "mine", "resume": "never"}, {}, {"id": "mine", "resume": "never"}),
-        ({}, {"WANDB_RUN_ID": "mine"}, {"resume": "allow"}),
-        ({}, {"WANDB_RUN_ID": "mine", "WANDB_RESUME": "must"}, {}),
-        ({"resume": True}, {}, {"resume": True}),
-        ({"fork_from": "mine?_step=3"}, {}, {"fork_from": "mine?_step=3"}),
+        ({}, {"WANDB_RUN_ID": "mine"}, {"id": "mine", "resume": "allow"}),
+        ({}, {"WANDB_RUN_ID": "mine", "WANDB_RESUME": "must"}, {"id": "mine", "resume": "must"}),
     ],
 )
 def test_user_settings_of_the_wandb_run_take_precedence(wandb, monkeypatch, init, environ, passed):
