@@ -48,7 +48,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class Readers:
-    """Threads or processes that read examples of one data set; an abstract class."""
+    """Threads or processes that read examples; an abstract class. Raises a DataError for a wrong `read_timeout`."""
 
     world: World | None = None  # whose other processes wait while this one does; `None` for the current one
 

@@ -248,7 +248,7 @@ def _has_failed(read: Future[Any]) -> bool:
 def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Data:
     """Return a user's training data as rows or as iterators, for the workers `mine` of this process.
 
-    The other processes of `world`, or of the current one, wait while this one reads.
+    The other processes of `world`, or of the current one, wait while this one reads. Raises a DataError for other data.
     """
     if isinstance(data, FromIterator):
         return IterableData(data, workers, mine, world)
