@@ -6,7 +6,7 @@ of an operator state, the name of a source, or `Counted`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,28 @@ class Output(NamedTuple):
     atom: Atom
 
 
+def outputs_of(plan: Plan) -> list[Output]:
+    """Return all replicated outputs of the driver: state, operator states, hook values, metrics."""
+    graph = plan.graph
+    found = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in compared(plan)]
+    found += [Output("op_state", f"operator state {s.name!r}", k, a) for k, s in shared(plan) for a in s.new]
+    for n, h in enumerate(plan.hooks):
+        paths, _ = jax.tree.flatten_with_path(jax.tree.unflatten(h.hook.tree, h.values))
+        found += [Output("hook", f"hook {h.hook.name!r}, values{jax.tree_util.keystr(p)}", n, a) for p, a in paths]
+    labels = zip(graph.metric_labels, graph.metrics, strict=False)  # there are more; see `widened`
+    return found + [Output("metric", label, n, a) for n, (label, a) in enumerate(labels)]
+
+
+def compared(plan: Plan) -> list[int]:
+    """Return the numbers of the state leaves that are compared."""
+    return [i for i in plan.changed_state if i not in plan.local_state]
+
+
+def shared(plan: Plan) -> list[tuple[int, Any]]:
+    """Return the replicated operator states, with their numbers."""
+    return [(k, s) for k, s in enumerate(plan.op_states) if s.scope == Scope.ALL]
+
+
 class Dependencies:
     """Dependencies of every value of a plan, and of its outputs.
 
@@ -51,9 +73,9 @@ class Dependencies:
       places: the results of those whose differences count in some output.
     """
 
-    def __init__(self, plan: Plan, outputs: Sequence[Output]):
+    def __init__(self, plan: Plan):
         self.contributions: dict[Var, Contribution] = {c.result: c for message in plan.messages for c in message}
-        graph = plan.graph
+        graph, outputs = plan.graph, outputs_of(plan)
         of_data = {*graph.batch_vars, *(graph.state_vars[i] for i in plan.local_state), *plan.sized}
         self._tags: dict[Var, Tags] = dict.fromkeys(of_data, frozenset({DATA}))
         for k, s in enumerate(plan.op_states):
@@ -61,11 +83,10 @@ class Dependencies:
         for eqn in graph.eqns:
             if eqn.primitive is not state_read_p:
                 self._tags.update(self._of_equation(eqn))
-        kept = _NOTHING.union(*(self.of(o.atom) for o in outputs if o.kind == "state"))
+        self._kept_for_state = _NOTHING.union(*(self.of(o.atom) for o in outputs if o.kind == "state"))
         for _ in plan.op_states:
-            read = [o for o in outputs if o.kind == "op_state" and o.number in kept]
-            kept = kept.union(*(self.of(o.atom) for o in read))
-        self._kept_for_state = kept
+            read = [self.of(o.atom) for o in outputs if o.kind == "op_state" and self.is_state(o)]
+            self._kept_for_state = self._kept_for_state.union(*read)
         self.places = [p for p in self.contributions if any(self.counts(p, o) for o in outputs)]
 
     def of(self, atom: Atom | None) -> Tags:
@@ -131,8 +152,7 @@ class Dependencies:
     def label(self, place: Var) -> str:
         """Return a contribution's name and line, for texts."""
         c = self.contributions[place]
-        how = "" if c.how.reduces else f", by {c.how.name}"
-        return f"{c.name or 'a value'}{how}{at(c.line)}"
+        return f"{c.name or 'a value'}{'' if c.how.reduces else f', by {c.how.name}'}{at(c.line)}"
 
 
 def named_steps(graph: Graph) -> list[int]:
@@ -141,7 +161,7 @@ def named_steps(graph: Graph) -> list[int]:
     of_step, found = set[Var](), set[int]()
     for eqn in graph.eqns:
         parts = [numbers.get(a) if isinstance(a, Var) else _whole_part(a.val) for a in eqn.invars]
-        beside = set[int]().union(*(part for part in parts if part))
+        beside = set[int]().union(*filter(None, parts))
         scalars = [v for v in eqn.outvars if getattr(v.aval, "shape", None) == ()]
         is_step = eqn.primitive is source_p and eqn.params["source"] is STEP
         if scalars and (is_step or not of_step.isdisjoint(a for a in eqn.invars if isinstance(a, Var))):
@@ -153,11 +173,9 @@ def named_steps(graph: Graph) -> list[int]:
 
 
 def _whole_part(value: Any) -> set[int]:
-    if np.size(value) != 1:
-        return set()
     dtype: Any = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     is_number = jax.numpy.issubdtype(dtype, np.floating) or jax.numpy.issubdtype(dtype, np.integer)
-    number = float(np.asarray(value).reshape(())) if is_number else np.nan
+    number = float(np.asarray(value).reshape(())) if is_number and np.size(value) == 1 else np.nan
     return {int(number)} if abs(number) < 2**31 - 2 else set()
 
 

@@ -7,6 +7,7 @@ for a few examples as one batch and as two batches, in double precision, and the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -35,7 +36,7 @@ class MeanCheck:
     """Check that compares a function on a few examples with its parts; each function is checked once."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, int] = {}
+        self._looks: Counter[int] = Counter()
 
     def __call__(
         self,
@@ -46,19 +47,15 @@ class MeanCheck:
         names: Sequence[str | None],
         op: Op,
     ) -> None:
-        """Raise unless the leaves that `fn(state, batch)` returns are means over the batch's examples, sums, or rows.
+        """Raise a DriverError unless the leaves of `fn(state, batch)` are means, sums or rows, as `op` says.
 
-        Returns without a check if there is nothing to compare: functions with effects, with random numbers drawn for a
-        whole batch, for batches of one size only, and what cannot be computed in double precision or is not finite.
+        Does nothing for functions with effects, with random numbers drawn for a whole batch, for batches of one size
+        only, and for what cannot be computed in double precision or is not finite.
 
         Args:
           rows: returns the examples with the given indices, as a batch.
           sizes: (number of examples, examples in a batch).
           names: of the leaves; `None` for one that is merged in another way.
-          op: "mean", "sum" or "rows".
-
-        Raises:
-          DriverError: a leaf is not a mean, a sum, or a row for each example that is independent of the others.
         """
         few = min(_FEW, *sizes)
         first = max(1, 3 * few // 8)  # unequal parts: a mean with other weights may match equal ones by chance
@@ -71,7 +68,7 @@ class MeanCheck:
         except Exception:  # the function's own: it may be written for batches of one size
             return
         known = hash(str(traced[0].jaxpr))
-        if self._looks.get(known, 0) >= _LOOKS or not _can_be_repeated(traced):
+        if self._looks[known] >= _LOOKS or not _can_be_repeated(traced):
             return
         try:
             with jax.enable_x64(True):
@@ -82,7 +79,7 @@ class MeanCheck:
         for name, *values in zip(names, *found, strict=True):
             if name is not None:
                 conclusive = _compare(name, values, (first, few - first), op) and conclusive
-        self._looks[known] = _LOOKS if conclusive else self._looks.get(known, 0) + 1
+        self._looks[known] += _LOOKS if conclusive else 1
 
 
 def _spread(count: int, examples: int) -> np.ndarray:
@@ -111,8 +108,7 @@ def _computed(traced: Sequence[ClosedJaxpr], state: Any, batches: Sequence[Any])
         given.append([wide(x if getattr(x, "dtype", 0) == a.dtype else np.asarray(x, a.dtype)) for x, a in leaves])
         programs.append(jax.jit(lambda *operands, closed=closed: inlined(closed, operands)))
     side_by_side([p.lower(*g).compile for p, g in zip(programs, given, strict=True)], most=n_cores())
-    found = [program(*operands) for program, operands in zip(programs, given, strict=True)]
-    return [[in_double(np.asarray(v)) for v in values] for values in found]
+    return [[in_double(np.asarray(v)) for v in p(*g)] for p, g in zip(programs, given, strict=True)]
 
 
 def _compare(name: str, values: Sequence[np.ndarray], parts: tuple[int, int], op: Op) -> bool:

@@ -11,23 +11,15 @@ from typing import Any
 
 import numpy as np
 
-_MULTIPLE = 100  # tolerance, as a multiple of the effect of perturbed inputs
 _OF_LARGEST = 4 * float(np.finfo(np.float64).eps)  # tolerance relative to a leaf's largest element
 
 
-def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray, floor: Any = 0.0) -> float | None:
-    """Return the difference of two arrays relative to their value, over the elements that differ.
-
-    Args:
-      gaps, value: absolute differences of elements, and their magnitudes.
-      allowed: tolerance of each element.
-      floor: measured rounding error of each element, or 0.
-
-    Returns:
-      `None` if all differences may be rounding.
+def beyond(gaps: np.ndarray, value: np.ndarray, allowed: np.ndarray) -> float | None:
+    """Return the differences `gaps` relative to `value`, over the elements that differ by more than is `allowed`;
+    `None` if all may be rounding.
     """
     value, allowed = (np.where(np.isfinite(x), x, 0.0) for x in (value, allowed))
-    off = gaps > allowed + _OF_LARGEST * value.max(initial=0.0) + _MULTIPLE * floor
+    off = gaps > allowed + _OF_LARGEST * value.max(initial=0.0)
     return norm(gaps[off]) / (norm(value[off]) or 1.0) if off.any() else None
 
 
@@ -49,10 +41,8 @@ def norm(x: Any) -> float:
 
 
 def nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
-    """Perturb each number by up to two units in the last place, unless the array has whole numbers only.
-
-    Args:
-      whole: perturb also arrays of whole numbers, if they are of a floating-point type and have several elements.
+    """Perturb each number by up to two units in the last place. Arrays of whole numbers, such as labels, stay; if
+    `whole`, only those with one element do, such as counters.
     """
     x = np.asarray(value)
     if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):

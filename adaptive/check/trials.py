@@ -14,7 +14,6 @@ import numpy as np
 from adaptive.base.values.arrays import numbers_of
 from adaptive.base.values.jaxprs import Var
 from adaptive.data.stream import Share
-from adaptive.graph.flow import Scope
 from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.operators.sources import Reading, Source
@@ -24,14 +23,11 @@ from adaptive.runtime.kernels.microbatches import Microbatches
 from adaptive.runtime.local_world import LocalWorld
 from adaptive.runtime.step_context import StepContext
 
-from .dependencies import Output
+from .dependencies import compared, outputs_of, shared
 from .rounding import in_double, nudged
-from .widen import paired, reduced, wide
+from .widen import paired, results_of_collectives, wide
 
 Split = tuple[Microbatches, ...]  # each worker's microbatches
-
-
-# --- splits -----------------------------------------------------------------------------------------------------------
 
 
 def even_split(examples: int, workers: int, plan: Plan, *, least: int = 1, most: int | None = None) -> Split:
@@ -49,19 +45,17 @@ def uneven_splits(
 
     Sizes are multiples of an odd unit, but for the last one, so that there are few of them to compile, odd and even.
     """
-    examples, n, found = sum(map(sum, even)), len(even), dict.fromkeys([even])
+    examples, n, found = sum(map(sum, even)), len(even), {even: None}
     if examples < plan.multiple * max(2, n):
         return ()
     unit = plan.multiple * (examples // plan.multiple // max(8, 2 * n) | 1)
     for _ in range(20 * count):
-        split: list[Microbatches] = []
-        for units in _random_parts(rng, examples // unit, n):
+        split = []
+        for size in _random_parts(rng, examples, n, unit):
             calls = int(rng.integers(least, max(least, 3) + 1)) if plan.splittable else 1
-            split.append(tuple(unit * part for part in _random_parts(rng, units, min(calls, units))))
-        split[-1] = (*split[-1][:-1], split[-1][-1] + examples % unit)
-        if plan.splittable and most is not None:
-            cut = [[_even_parts(size, -(-size // most)) for size in own] for own in split]
-            split = [tuple(part for parts in own for part in parts) for own in cut]
+            own = _random_parts(rng, size, min(calls, size // unit), unit)
+            bound = most if plan.splittable and most else examples
+            split.append(tuple(part for call in own for part in _even_parts(call, -(-call // bound))))
         if len(found) <= count:
             found[tuple(split)] = None
     return tuple(found)[1:]
@@ -84,42 +78,14 @@ def with_fewer_workers(split: Split, plan: Plan) -> list[Split]:
     return found
 
 
-def _random_parts(rng: np.random.Generator, total: int, count: int) -> Microbatches:
-    cuts = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
-    return tuple(np.diff([0, *cuts, total]).tolist())
+def _random_parts(rng: np.random.Generator, total: int, count: int, unit: int) -> Microbatches:
+    """Return `count` random numbers with this sum, all but the last multiples of `unit`."""
+    cuts = np.sort(rng.choice(total // unit - 1, count - 1, replace=False)) + 1 if count > 1 else np.array([], int)
+    return tuple(np.diff([0, *(unit * cuts), total]).tolist())
 
 
 def _even_parts(total: int, count: int) -> Microbatches:
     return tuple(total // count + (i < total % count) for i in range(count))
-
-
-# --- outputs ----------------------------------------------------------------------------------------------------------
-
-
-def outputs_of(plan: Plan) -> list[Output]:
-    """Return all replicated outputs of the driver, in the order of `Result.outputs`."""
-    graph = plan.graph
-    state = [Output("state", graph.state_names[i], i, graph.new_state[i]) for i in _compared(plan)]
-    op_states = [Output("op_state", f"operator state {s.name!r}", k, a) for k, s in _shared(plan) for a in s.new]
-    hooks = []
-    for n, h in enumerate(plan.hooks):
-        paths = jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(h.hook.tree, h.values))
-        names = [f"hook {h.hook.name!r}, values{jax.tree_util.keystr(path)}" for path, _ in paths]
-        hooks += [Output("hook", name, n, a) for name, a in zip(names, h.values, strict=True)]
-    labels = zip(graph.metric_labels, graph.metrics, strict=False)  # there are more; see `widened`
-    metrics = [Output("metric", label, n, a) for n, (label, a) in enumerate(labels)]
-    return [*state, *op_states, *hooks, *metrics]
-
-
-def _compared(plan: Plan) -> list[int]:
-    return [i for i in plan.changed_state if i not in plan.local_state]
-
-
-def _shared(plan: Plan) -> list[tuple[int, Any]]:
-    return [(k, s) for k, s in enumerate(plan.op_states) if s.scope == Scope.ALL]
-
-
-# --- trials -----------------------------------------------------------------------------------------------------------
 
 
 class Start(NamedTuple):
@@ -143,21 +109,19 @@ class Bench:
     """Runs trials of `plans`, the driver's in double precision, from the state of `engine`, which is not changed."""
 
     def __init__(self, plans: Planner, engine: Engine, batch: Any, *, seed: int):
-        plan = plans.reference
-        n, there = plan.graph.capacity, engine.workers.present
+        self.plan, self.outputs, self._seed = plans.reference, outputs_of(plans.reference), seed
+        n, there = self.plan.graph.capacity, engine.workers.present
         leaves, tree = jax.tree.flatten(batch)
         pairs = zip(leaves, engine.plan.graph.batch_vars, strict=True)
-        rows = [wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs]
-        self.plan, self.batch, self._seed = plan, jax.tree.unflatten(tree, rows), seed
-        self.outputs, world = outputs_of(plan), LocalWorld(n, engine.world.devices[0])
+        self.batch = tree.unflatten(wide(np.asarray(leaf).astype(v.aval.dtype, copy=False)) for leaf, v in pairs)
+        world = LocalWorld(n, engine.world.devices[0])
         world.local_mesh = engine.world.local_mesh
         of = [there[w % len(there)] for w in range(n)]  # this process's workers stand in for others
         self.start = Start(
             [[wide(leaf) for leaf in engine.states[i]] for i in of],
             [[[wide(a) for a in s] for s in engine.op_states[i]] for i in of],
         )
-        options = KernelOptions(deterministic=True)
-        context = StepContext(plans, list(self.start.states[0]), world, kernels=options)
+        context = StepContext(plans, list(self.start.states[0]), world, kernels=KernelOptions(deterministic=True))
         self._trial, feed = Engine(context), context.feed
         context.feed = replace(
             feed, floats=tuple(map(_held_fixed, feed.floats)), ints=tuple(map(_held_fixed, feed.ints))
@@ -166,13 +130,13 @@ class Bench:
     def close(self) -> None:
         self._trial.close()
 
-    def run(self, start: Start, split: Split, step: int, *, batch: Any = None) -> Result:
+    def run(self, start: Start, split: Split, step: int, batch: Any = None) -> Result:
         """Run the step with number `step` in the microbatches of `split`. `batch` replaces the bench's examples."""
-        trial, count, whole = self._trial, len(self.outputs), self.batch if batch is None else batch
+        trial, whole = self._trial, self.batch if batch is None else batch
         trial.workers.replace(start.states, start.op_states)
         trial.compile_microbatches(split)  # compiles only what is missing
-        sizes = [sum(microbatches) for microbatches in split]
-        starts = [sum(sizes[:w]) for w in range(len(sizes))]
+        sizes = tuple(map(sum, split))
+        starts = tuple(sum(sizes[:w]) for w in range(len(sizes)))
         shares = list(zip(starts, sizes, strict=True))
         batches = tuple(jax.tree.map(lambda a, s=s, n=n: a[s : s + n], whole) for s, n in shares)
         taking_part = np.asarray(sizes) > 0
@@ -180,32 +144,33 @@ class Bench:
             Reading(step, self._seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (begins, size) in enumerate(shares)
         ]
-        outcome = trial.step(Share(tuple(sizes), tuple(starts), batches), readings, microbatches=split)
+        outcome = trial.step(Share(sizes, starts, batches), readings, microbatches=split)
         assert outcome is not None, "workers of one device have no fused steps"
         after = Start([list(s) for s in trial.states], [[list(s) for s in of_one] for of_one in trial.op_states])
         old, kept = self._kept(start), self._kept(after)
-        reported = [numbers_of(a) for a in (*(a for h in outcome.hooks for a in h), *outcome.metrics)]
-        outputs, shown = [*kept, *reported][:count], [*kept, *reported][count:]
+        values = [*kept, *(numbers_of(a) for a in (*(a for h in outcome.hooks for a in h), *outcome.metrics))]
+        outputs, shown = values[: len(self.outputs)], values[len(self.outputs) :]
         with np.errstate(all="ignore"):
             changes = [np.abs(in_double(new) - in_double(before)) for new, before in zip(kept, old, strict=True)]
         changes += [np.abs(in_double(value)) for value in outputs[len(kept) :]]
         gaps = len(shown) - len(paired(self.plan.graph))
-        return Result(dict(zip(reduced(self.plan), shown[:gaps], strict=False)), outputs, changes, shown[gaps:], after)
+        found = dict(zip(results_of_collectives(self.plan.graph), shown[:gaps], strict=False))
+        return Result(found, outputs, changes, shown[gaps:], after)
 
     def _kept(self, start: Start) -> list[np.ndarray]:
-        state = [start.states[0][i] for i in _compared(self.plan)]
-        return [numbers_of(a) for a in (*state, *(a for k, _ in _shared(self.plan) for a in start.op_states[0][k]))]
+        state = [start.states[0][i] for i in compared(self.plan)]
+        return [numbers_of(a) for a in (*state, *(a for k, _ in shared(self.plan) for a in start.op_states[0][k]))]
 
-    def nudged(self, start: Start, rng: np.random.Generator) -> tuple[Start, Any]:
-        """Return the state and examples with each number perturbed by a rounding error.
+    def run_nudged(self, start: Start, split: Split, step: int, rng: np.random.Generator) -> Result:
+        """Run a step in which each number of the state and the examples is perturbed by a rounding error.
 
-        Zeros of the state are perturbed too. That breaks an optimizer's moments, so only the reduced values of a trial
-        from here are valid.
+        Zeros of the state are perturbed too. That breaks an optimizer's moments, so only the reduced values are valid.
         """
         first = [nudged(leaf, rng, whole=True) for leaf in start.states[0]]
         local = self.plan.local_state  # left alone, because it differs between workers
         states = [[leaf if i in local else first[i] for i, leaf in enumerate(leaves)] for leaves in start.states]
-        return Start(states, start.op_states), jax.tree.map(lambda a: nudged(a, rng, whole=False), self.batch)
+        batch = jax.tree.map(lambda a: nudged(a, rng, whole=False), self.batch)
+        return self.run(Start(states, start.op_states), split, step, batch)
 
 
 def _held_fixed(source: Source) -> Source:

@@ -29,20 +29,15 @@ class Invariance:
     verdict: Literal["yes", "no", "not known"]
     differences: dict[str, float] = field(default_factory=dict)
     reports: dict[str, float] = field(default_factory=dict)
-    reductions: dict[str, float] = field(default_factory=dict)
+    reductions: dict[str, float] = field(default_factory=dict, repr=False)
     wrong_means: dict[str, float] = field(default_factory=dict)
-    splits: tuple[Split, ...] = ()
-    steps: tuple[int, ...] = ()
+    splits: tuple[Split, ...] = field(default=(), repr=False)
+    steps: tuple[int, ...] = field(default=(), repr=False)
     note: str = ""
-    hints: tuple[str, ...] = ()
+    hints: tuple[str, ...] = field(default=(), repr=False)
 
     def __bool__(self) -> bool:
         return self.verdict == "yes"
-
-    def __repr__(self) -> str:
-        found = {name: [*getattr(self, name)] for name in ("differences", "reports", "wrong_means")}
-        parts = [f"{name}={names}" for name, names in found.items() if names]
-        return f"Invariance({', '.join([repr(self.verdict), *parts, *([f'note={self.note!r}'] * bool(self.note))])})"
 
     def __str__(self) -> str:
         steps = f"{len(self.steps)} steps" if len(self.steps) > 1 else "one step"

@@ -26,7 +26,6 @@ from adaptive.base.values.jaxprs import (
     called,
     has_effects,
 )
-from adaptive.graph.plan import Plan
 from adaptive.graph.planner import Planner
 from adaptive.graph.trace import Atom, Graph
 from adaptive.operators.axis import ExampleMean
@@ -72,8 +71,8 @@ def wide_shape(aval: Any, examples: int | None = None) -> jax.ShapeDtypeStruct:
 def widened(plans: Planner) -> Planner:
     """Return the driver's plans in double precision, with matrix products at full precision.
 
-    The driver has more metrics. For each of `reduced`, its value; for one that differs between workers, one worker's.
-    For each pair of `paired`, the relative difference between both sides, of which the local one is averaged over all
+    The driver has more metrics: the `results_of_collectives`, of those that differ between workers one worker's; and
+    for each pair of `paired`, the relative difference between both sides, of which the local one is averaged over all
     examples; NaN if both are 0.
 
     Raises:
@@ -81,8 +80,6 @@ def widened(plans: Planner) -> Planner:
     """
     plan, graph = plans.reference, plans.reference.graph
     graphs: dict[int, Graph] = {}
-    sent = {*reduced(plan)}
-    shown = [k for k, var in enumerate(_results_of_collectives(graph)) if var in sent]
 
     def batch_of(examples: int) -> list[jax.ShapeDtypeStruct]:
         # Traced outside any other trace, so that its constants stay numbers.
@@ -94,13 +91,13 @@ def widened(plans: Planner) -> Planner:
         assert current is not None
         current.minibatches.extend(narrow.minibatches)
         given = dict(zip(narrow.invars, [*state, *batch], strict=True))
-        pairs, of_collectives = paired(narrow), _results_of_collectives(narrow)
-        wanted = [*narrow.outvars, *_atoms(pairs), *(of_collectives[k] for k in shown)]
+        pairs = paired(narrow)
+        sides = [a for pair in pairs for side in pair for a in side.invars]
+        wanted = [*narrow.outvars, *sides, *results_of_collectives(narrow)]
         results = iter(evaluated(narrow.eqns, wanted, given, narrow.consts))
         new_state, metrics = ([next(results) for _ in part] for part in (narrow.new_state, narrow.metrics))
-        sides = [[[next(results) for _ in side.invars] for side in pair] for pair in pairs]
-        values = assert_scope("replicated", [*results], "check")
-        return new_state, [*metrics, *values, *(_gap(local, mean) for local, mean in sides)]
+        gaps = [_gap(*([next(results) for _ in side.invars] for side in pair)) for pair in pairs]
+        return new_state, [*metrics, *assert_scope("replicated", [*results], "check"), *gaps]
 
     driver.__name__ = graph.name
     planner = Planner(
@@ -118,13 +115,8 @@ def widened(plans: Planner) -> Planner:
     return planner
 
 
-def reduced(plan: Plan) -> list[Var]:
-    """Return the results of a plan's messages, in the order of their equations."""
-    sent = {c.result for message in plan.messages for c in message}
-    return [var for var in _results_of_collectives(plan.graph) if var in sent]
-
-
-def _results_of_collectives(graph: Graph) -> list[Var]:
+def results_of_collectives(graph: Graph) -> list[Var]:
+    """Return the results of a driver's collectives, in the order of their equations."""
     return [var for eqn in graph.eqns if eqn.primitive is collective_p for var in eqn.outvars]
 
 
@@ -135,10 +127,6 @@ def paired(graph: Graph) -> list[tuple[JaxprEqn, JaxprEqn]]:
     return [
         (claims[i + 1], claims[i]) for i in range(len(claims) - 1) if kinds[i : i + 2] == ["reduced", "independent"]
     ]
-
-
-def _atoms(pairs: Sequence[tuple[JaxprEqn, JaxprEqn]]) -> list[Atom]:
-    return [atom for pair in pairs for side in pair for atom in side.invars]
 
 
 def _gap(local: list[Any], mean: list[Any]) -> Any:
@@ -214,7 +202,7 @@ def _parameter(value: Any) -> Any:
         case ClosedJaxpr():
             return jax.make_jaxpr(lambda *a: inlined(value, a))(*(wide_shape(v.aval) for v in value.jaxpr.invars))
         case Jaxpr() if not value.constvars:
-            return jax.make_jaxpr(lambda *a: inlined(value, a))(*(wide_shape(v.aval) for v in value.invars)).jaxpr
+            return _parameter(ClosedJaxpr(value, ())).jaxpr
         case tuple() if any(isinstance(v, ClosedJaxpr) for v in value):
             return tuple(map(_parameter, value))
         case Frozen():

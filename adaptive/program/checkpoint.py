@@ -39,7 +39,8 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
     rows = _of_all_workers(p) if p.plan.has_local else {}
     leaves = enumerate(_leaves_of_worker(engine, engine.workers.some_present))
     # A view of the leaf itself would prevent the next step from reusing its memory; one of its data does not.
-    copies = (rows[i] if i in rows else host_copy(_whole(x)) if writes else x for i, x in leaves)
+    whole = ((i, x.addressable_data(0) if x.is_fully_replicated else x) for i, x in leaves)
+    copies = (rows[i] if i in rows else host_copy(x) if writes else x for i, x in whole)
     return {
         "version": VERSION,
         "state": jax.tree.map(lambda _: next(copies), p.form.shapes),
@@ -57,11 +58,6 @@ def snapshot(parts: ProgramParts, *, writes: bool = True) -> dict[str, Any]:
         "examples": np.array(stream.lengths),
         **({"place": place} if (place := stream.place()) else {}),
     }
-
-
-def _whole(leaf: jax.Array) -> jax.Array:
-    """Return a leaf on a device that has all of it; a sharded one unchanged."""
-    return leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
 
 
 def _leaves_of_worker(engine: Engine, local_index: int) -> list[jax.Array]:

@@ -102,7 +102,7 @@ class RunState:
     directories: set[Path] = field(default_factory=set)
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Add values to the last step, in the logs, on the screen, and for the choice of the best checkpoint. Local."""
+        """Add values to the last step, in all outputs. Local."""
         if self.sinks is None:
             self.logged |= values
         for output in (self.sinks, self.progress, self.values):
@@ -196,7 +196,10 @@ class ProgramParts:
         self.run.notes += context.placements[0].notes
         self._prepare_sizes(options, fixed_by)
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
-        self._prepare_reports(options)
+        self.skipped, self.listeners = SkippedSteps(options.nonfinite), Listeners()
+        self.activity.begin()  # seconds from here on do not belong to building
+        self.activity.end()
+        self.activity.between()
         self.run.origin = run_origin(began, machines.host_names, settings)
         self.activity.turn(BETWEEN)
         self.activity.between()  # discards the time until here, which `origin` has
@@ -241,13 +244,6 @@ class ProgramParts:
             *(self.world, self.name, self.hooks, self.sizes, self.membership, self.hyperparameters, self.digest),
             heterogeneous=heterogeneous,
         )
-
-    def _prepare_reports(self, options: Options) -> None:
-        """Create the parts that end a step. Seconds from here on do not belong to building."""
-        self.skipped, self.listeners = SkippedSteps(options.nonfinite), Listeners()
-        self.activity.begin()
-        self.activity.end()
-        self.activity.between()
 
     def _kernel_options(self, options: Options, machines: HostSurvey) -> KernelOptions:
         """Return how kernels are compiled and chosen."""

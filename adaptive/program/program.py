@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -149,18 +149,6 @@ class Program(Generic[State, Metrics]):
         parts, workers = self._settled(), self._parts.engine.workers
         return parts.state_as_given([jnp.copy(leaf) for leaf in workers.states[workers.some_present]])
 
-    @state.setter
-    def state(self, value: Any) -> NoReturn:
-        """Refuse to set the state: the property returns a copy.
-
-        Raises:
-          DriverError: always. It says how to change the state by a checkpoint.
-        """
-        raise DriverError(
-            "program.state is a copy of the state, and cannot be set. Change a checkpoint, on every process:\n"
-            '    checkpoint = program.checkpoint()\n    checkpoint["state"] = ...\n    program.restore(checkpoint)'
-        )
-
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Examples per worker in the next step; length capacity. Replicated."""
@@ -207,9 +195,8 @@ class Program(Generic[State, Metrics]):
         return any(source.name == GLOBAL_BATCH.name for source in self._parts.plan.sources)
 
     def explain(self) -> str:
-        """Return a description of the plan, with the driver's lines: segments, messages and their bytes, hooks and
-        operator states; and of the memory that a worker needs in a step, with temporaries of the kernels compiled so
-        far.
+        """Return a description of the plan, with the driver's lines: segments, messages, hooks and operator states; and
+        of the memory that a worker needs in a step.
         """
         from .explain import explain
 
@@ -338,9 +325,8 @@ class Program(Generic[State, Metrics]):
         self._parts.decisions.set_by_hand(self._settled().run.step, values)
 
     def stop(self) -> None:
-        """End `run` after the step that it has yielded last, as at its limit: the last state is saved. Call it in the
-        body of the loop, on every process after the same step: decide by replicated values, such as the report's
-        metrics. If the call is missing on a process, all raise a DisagreementError.
+        """End `run` after the step that it has yielded last, as at its limit. Call it in the body of the loop, on every
+        process: decide by replicated values, such as the report's metrics, or all raise a DisagreementError.
 
         Raises:
           DriverError: no `run` is under way.
@@ -389,8 +375,7 @@ class Program(Generic[State, Metrics]):
 
     def save(self) -> None:
         """Save a checkpoint of the run now, besides those that are due, and wait until it is on the disk. Call it in
-        the body of the loop over `run`, on every process after the same step. If it cannot be written, the next report
-        has a note, and the run continues.
+        the body of the loop over `run`, on every process. If it cannot be written, the next report has a note.
 
         Raises:
           CheckpointError: no `run` with `checkpoint=` is under way. For a checkpoint in memory: `checkpoint()`.
@@ -419,20 +404,19 @@ class Program(Generic[State, Metrics]):
         """Restore a checkpoint of a program with the same driver and data, and any number of workers. Call it on every
         process. If it raises, the program is unchanged.
 
-        Leaves are matched by name, whatever their containers, and must have the dtypes and shapes of this program.
-        Operator states and hooks are matched by label and by their order in the driver.
+        Leaves are matched by name, whatever their containers; operator states and hooks by label and order.
 
         Args:
           checkpoint: a result of `checkpoint()`; or a directory of `ad.Checkpoints`, of which rank 0 selects the newest
             complete checkpoint (the next report notes those that are skipped); or one checkpoint in such a directory.
           missing_ok: whether to do nothing if the directory holds no checkpoint: for scripts that are started again.
-          other_workers_ok: whether per-worker state may be that of another number of workers: a missing worker's is
-            dropped, as if it had been lost, and a further worker begins with the initial one, as if it had joined.
+          other_workers_ok: whether per-worker state may be that of another number of workers: missing ones count as
+            lost, and further ones as joining, with the initial state.
 
         Raises:
-          CheckpointError: the checkpoint is damaged, or of another program, seed or number of examples; or it has
-            shards of another number of workers, or per-worker state without `other_workers_ok`; or there is none; or
-            this process does not see the directory that rank 0 sees.
+          CheckpointError: the checkpoint is damaged, or of another program, seed or number of examples; or its shards,
+            or without `other_workers_ok` its per-worker state, are of another number of workers; or there is none, or
+            none that this process sees.
           WorkerError: another process could not restore its own. On every other process.
           DisagreementError: processes restore different checkpoints. On every process.
         """
@@ -452,15 +436,12 @@ class Program(Generic[State, Metrics]):
                 loss = program.evaluate(loss_fn, test)
 
         All that a checkpoint has is restored, also when the block raises. In the block no hook runs, and no listener or
-        sink is called. Requested sizes that are not in force yet are in force after it. A worker that is lost in the
-        block is gone after it; none may join in it.
+        sink is called. Requested sizes are in force after it. A worker that is lost in the block is gone after it; none
+        may join in it.
 
         Args:
           global_batch: examples per step in the block; by default as now.
           **hyperparameters: by name, values in the block; by default as now.
-
-        Returns:
-          A context manager. Entering it raises what follows.
 
         Raises:
           BatchSizeError: the global batch is impossible.
@@ -521,17 +502,15 @@ class Program(Generic[State, Metrics]):
             Compiled once per function object.
           data: as for `Program`.
           batch: examples per execution of `fn`.
-          op: how arrays are combined: "mean", "sum", or "rows": those of all examples, in the order of the data.
-          log: a name under which the single numbers of the result go to the logs, as by `program.log`: with "val" a
-            value `loss` becomes "val.loss".
+          op: "mean", "sum", or "rows": those of all examples, in the order of the data.
+          log: a name for `program.log` of the result's single numbers: with "val" a value `loss` becomes "val.loss".
 
         Returns:
           A pytree of numpy arrays, and of merged metrics, on which `compute()` is still to be called. Replicated.
 
         Raises:
           DriverError: a value of `fn` is not a mean over examples (or a sum, or rows, as `op` says) and would depend on
-            `batch`, or is a metric that cannot be merged. Found by comparing a few examples with two parts of them. Or
-            this process is a forked child of the program's.
+            `batch`, as a few examples show; or is a metric that cannot be merged. Or this is a forked child.
           DataError: the data cannot be used.
           BatchSizeError: `batch` is not a positive whole number.
           WorkerError: another process failed in this call. On every other process.
@@ -554,13 +533,14 @@ class Program(Generic[State, Metrics]):
 
     @with_build_settings
     def check(self, batch: Any = None, *, seed: int = 0, tolerance: float | None = None) -> Invariance:
-        """Check whether this driver's step is independent of how a batch is split.
+        """Check whether this driver's step is independent of how a batch is split, as it is not with batch norm, summed
+        losses, and losses that couple examples.
 
-        Batch norm, summed losses, and losses that couple examples are not. Runs some steps on one batch, in equal
-        shares and in random uneven ones of several microbatches, on this process alone, and changes nothing. Compares
-        state, metrics and hook values by element, in double precision; not per-worker state, and values that depend on
-        the split by design (gathered rows, the noise scale). The verdict is "no" without a comparison if workers
-        average over their own examples, with some others, or in some steps only.
+        Runs some steps on one batch, in equal shares, in random uneven ones of several microbatches and over fewer
+        workers, on this process alone, and changes nothing. Compares state, metrics and hook values by element, in
+        double precision; not per-worker state, and values that depend on the split by design (gathered rows, the noise
+        scale). "no" without a comparison if workers average over their own examples, with some others, or in some steps
+        only.
 
         Args:
           batch: a pytree like the data. Default: the next `global_batch` examples.
@@ -570,7 +550,7 @@ class Program(Generic[State, Metrics]):
 
         Returns:
           An `Invariance`, with the `verdict` "yes", "no", or "not known" where not everything could be compared. True
-          in a boolean context for "yes" only. Prints as the differences, or as the reason why nothing is known.
+          for "yes" only. Prints as the differences, or as the reason why nothing is known.
 
         Raises:
           DataError: `batch` has another structure than the data.
@@ -579,10 +559,7 @@ class Program(Generic[State, Metrics]):
 
         self._loop.check_process()
         p = self._settled()
-        if batch is None:
-            batch = p.stream.peek(p.sizes.current)
-        else:
-            batch = taken(batch, "batch")
+        batch = p.stream.peek(p.sizes.current) if batch is None else taken(batch, "batch")
         if jax.tree.structure(batch) != jax.tree.structure(p.data.example):
             raise DataError(
                 f"check: the structure of batch is {jax.tree.structure(batch)}, "

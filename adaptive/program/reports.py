@@ -107,13 +107,14 @@ class Reports:
             taken = TakenStep(run.step, stream.epochs, ran, sizes.members, examples)
             decision, more = self._hooks(taken, outcome)
             notes = [*notes, *more]
-        tree, counters, breakdown = p.plan.graph.metrics_tree, kernels.compiled.counters, p.activity.end()
+        graph, counters, breakdown = p.plan.graph, kernels.compiled.counters, p.activity.end()
+        unknown = () if committed else [np.full(a.aval.shape, np.nan) for a in graph.metrics]
         report = report_of(
             {
                 "step": run.step,
                 "epoch": epoch,
                 "examples": examples,
-                "metrics": tree.unflatten(outcome.results[outcome.shown[1]] if committed else _unknown(p)),
+                "metrics": graph.metrics_tree.unflatten(outcome.results[outcome.shown[1]] if committed else unknown),
                 "batch_sizes": ran[0],
                 "global_batch": sum(ran[0]),
                 "messages": outcome.messages,
@@ -176,8 +177,3 @@ class Reports:
             error.add_note(f"after step {step}, on {p.world.workers_in_words}")
             report_failure(p.world, f"in the hooks after step {step} of {p.name}", error)
             raise
-
-
-def _unknown(p: ProgramParts) -> list[np.ndarray]:
-    """Return the metrics of a skipped step: NaN."""
-    return [np.full(a.aval.shape, np.nan) for a in p.plan.graph.metrics]

@@ -79,7 +79,9 @@ def steps_of_run(
             if checkpointer is not None and checkpointer.is_due(report) and loop.settle():
                 checkpointer.save(is_last=_is_over(p))
             yield report
-        _compare_last_decision(p)
+        if p.world.processes > 1 and p.engine.has_status and (p.plan.hooks or p.decisions.stopped):
+            # No step follows whose message would have the last decision.
+            p.engine.exchange_status(f"the end of run() after step {run.step} of {p.name}", p.decisions.last)
         if checkpointer is not None and (checkpointer.has_stepped or all_leave is not None):
             checkpointer.save_and_wait()
         if all_leave is not None:
@@ -118,13 +120,6 @@ def preempted(parts: ProgramParts, cause: AllLeave, more: str = "") -> Preempted
     if not parts.world.rank:
         _log.warning("%s", why)
     return Preempted(why)
-
-
-def _compare_last_decision(parts: ProgramParts) -> None:
-    """Compare the last decision between processes in a separate message, because no step follows. Communicates."""
-    p = parts
-    if p.world.processes > 1 and p.engine.has_status and (p.plan.hooks or p.decisions.stopped):
-        p.engine.exchange_status(f"the end of run() after step {p.run.step} of {p.name}", p.decisions.last)
 
 
 @contextmanager

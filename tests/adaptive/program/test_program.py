@@ -100,8 +100,6 @@ def test_state_and_metrics_that_were_read_survive_further_steps():
 def test_the_state_is_changed_by_a_checkpoint():
     program = ad.Program(mean_of_y, jnp.zeros(()), make_data(16), global_batch=8, world=comm.SoloWorld())
     program.step()
-    with pytest.raises(ad.DriverError, match=re.escape('checkpoint["state"] = ...')):
-        program.state = jnp.ones(())
     checkpoint = program.checkpoint()
     checkpoint["state"] = jnp.ones(())
     program.restore(checkpoint)
