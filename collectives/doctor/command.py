@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -17,8 +16,8 @@ from adaptive.base.process.launcher import launcher
 from collectives.worlds.mpi import MPIWorld
 from launchers.mpirun import UsageError, clean, find
 
-from .checks import CHECKS, HealthCheck, describe_ranks, hosts
-from .facts import facts, host_pairs
+from .checks import HealthCheck, describe_ranks, findings, hosts
+from .facts import facts
 
 TRIAL_RANKS = 2
 MOST_HOSTS = 32  # that are shown
@@ -41,13 +40,13 @@ def doctor(as_json: bool, trial: bool, timeout: float) -> None:
 
     Exit code: 0 without problems, else 1.
     """
+    own = facts()
     if launcher() is None:
-        found = examine_process(trial, timeout)
+        found = examine_process(own, trial, timeout)
     else:
         faulthandler.dump_traceback_later(timeout, exit=True)  # it may be blocked in MPI
-        found = examine_job()
+        found = examine_job(own)
         faulthandler.cancel_dump_traceback_later()
-    own = next((own for own in found["ranks"] if own["pid"] == os.getpid()), found["ranks"][0])
     if own["rank"] == 0:
         click.echo(json.dumps(found, indent=2) if as_json else "\n".join(described(found)))
     sys.exit(0 if found["ok"] else 1)
@@ -56,31 +55,27 @@ def doctor(as_json: bool, trial: bool, timeout: float) -> None:
 def _judged(found: dict[str, Any], *more: HealthCheck) -> dict[str, Any]:
     """Add the findings of all checks, `more`, and those of the trial to an examination."""
     of_trial = [HealthCheck(**finding) for finding in found.get("trial", {}).get("findings", [])]
-    all_found = dict.fromkeys([*(finding for check in CHECKS for finding in check(found)), *more, *of_trial])
+    all_found = dict.fromkeys([*findings(found["ranks"]), *more, *of_trial])
     ok = all(finding.level != "wrong" for finding in all_found)
     return {**found, "findings": [finding._asdict() for finding in all_found], "ok": ok}
 
 
-def examine_process(trial: bool, seconds: float) -> dict[str, Any]:
-    """Examine this process, which was started without a launcher. Arguments: the options."""
-    found = {"ranks": [facts()]}
+def examine_process(own: dict[str, Any], trial: bool, seconds: float) -> dict[str, Any]:
+    """Examine this process, which was started without a launcher, and in a `trial` a job of two ranks."""
     try:
         find()
     except UsageError as error:
-        what, _, do = str(error).partition(" Install an MPI:\n")
-        what = f"{what[0].upper()}{what[1:]} One process, on any number of devices, needs none."
-        return _judged(found, HealthCheck("note", what, do.strip()))
+        return _judged({"ranks": [own]}, HealthCheck("note", f"One process needs no MPI. For several: {error}"))
     if not trial:
-        return _judged(found)
+        return _judged({"ranks": [own]})
     examined = _try(seconds)
     if isinstance(examined, str):
-        return _judged(found, HealthCheck("wrong", examined, "adaptive run -n 2 -m collectives.doctor"))
-    return _judged({**found, "trial": examined})
+        return _judged({"ranks": [own]}, HealthCheck("wrong", examined, "adaptive run -n 2 -m adaptive doctor"))
+    return _judged({"ranks": [own], "trial": examined})
 
 
-def examine_job() -> dict[str, Any]:
-    """Examine the job of this rank. Called by all ranks."""
-    own = facts()
+def examine_job(own: dict[str, Any]) -> dict[str, Any]:
+    """Examine the job of this rank. Called by all ranks. Adds to the facts about this process."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -88,15 +83,14 @@ def examine_job() -> dict[str, Any]:
     except Exception as error:
         return _judged({"ranks": [{**own, "trouble": str(error)}]})
     with world:
-        own |= {name: getattr(world, name) for name in ("rank", "processes", "library", "survives")}
+        own |= {name: getattr(world, name) for name in ("rank", "library", "survives")}
         ranks = [json.loads(text) for text in world.all_gather_bytes(json.dumps(own).encode())]
-        pairs = host_pairs(world.transport.comm, [own["host"] for own in ranks])
-    return _judged({"ranks": ranks, "pairs": pairs})
+    return _judged({"ranks": ranks})
 
 
 def _try(seconds: float) -> dict[str, Any] | str:
     """Start a job of two ranks as `adaptive run` would. Returns its own examination, or why there is none."""
-    command = [sys.executable, "-m", "launchers.run", "-n", str(TRIAL_RANKS), "-m", "collectives.doctor", "--json"]
+    command = [sys.executable, "-m", "launchers.run", "-n", str(TRIAL_RANKS), "-m", "adaptive", "doctor", "--json"]
     command += ["--timeout", str(seconds)]
     try:
         done = subprocess.run(command, env=clean(), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
@@ -111,13 +105,10 @@ def _try(seconds: float) -> dict[str, Any] | str:
         return f"A job of {TRIAL_RANKS} ranks {why}. Its last output:\n{last}"
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
-
-
 def described(found: dict[str, Any]) -> list[str]:
     """Return the lines that describe an examination."""
-    first, n, there = found["ranks"][0], len(found["ranks"]), hosts(found["ranks"])
-    title = f"{n} rank{'s' * (n > 1)} on {len(there)} host{'s' * (len(there) > 1)}"
+    first, n, there = found["ranks"][0], len(found["ranks"]), len(hosts(found["ranks"]))
+    title = f"{n} rank{'s' * (n > 1)} on {there} host{'s' * (there > 1)}"
     lines = [title if first["launcher"] else f"this process, on {first['host']}", *_table(found)]
     if found.get("trial"):
         lines += [f"a job of {TRIAL_RANKS} ranks, started by adaptive run", *_table(found["trial"])]
@@ -125,24 +116,19 @@ def described(found: dict[str, Any]) -> list[str]:
         lines.append(f"{'✗' if finding['level'] == 'wrong' else '·'} {finding['what']}")
         lines += [indent(finding["do"], "    ")] if finding["do"] else []
     bad = sum(finding["level"] == "wrong" for finding in found["findings"])
-    well = "✓ no errors; see the notes above" if found["findings"] else "✓ no problems"
-    return [*lines, f"{bad} problem{'s' * (bad > 1)}" if bad else well]
+    return [*lines, f"{bad} problem{'s' * (bad > 1)}" if bad else "✓ no problems"]
 
 
 def _table(found: dict[str, Any]) -> list[str]:
     first = found["ranks"][0]
-    rows = [("versions", ", ".join(f"{name} {text}" for name, text in first["versions"].items()))]
-    if first["library"] or first["launcher"]:
-        by = f", started by {first['launcher']}" if first["launcher"] else ""
+    rows = {"versions": ", ".join(f"{name} {text}" for name, text in first["versions"].items())}
+    if first["launcher"]:
         survives = "; continues when a rank dies" if first["survives"] else ""
         library = " ".join(first["library"].partition(",")[0].split())
-        rows.append(("MPI", f"{library or 'none'}{by}{survives}"))
-    if pairs := found.get("pairs"):
-        rates = [pair["bandwidth"] / 1e9 for pair in pairs]
-        rows.append(("host ↔ host", f"{min(rates):.3g} to {max(rates):.3g} GB/s, each way at once"))
-    for host, there in list(hosts(found["ranks"]).items())[:MOST_HOSTS]:
-        cpus = [f"{own['cpus'][0]}–{own['cpus'][-1]}" if len(own["cpus"]) > 1 else str(own["cpus"][0]) for own in there]
+        rows["MPI"] = f"{library or 'none'}, started by {first['launcher']}{survives}"
+    for there in hosts(found["ranks"])[:MOST_HOSTS]:
+        cpus = dict.fromkeys(f"{own['cpus'][0]}–{own['cpus'][-1]}" for own in there)
         devices = dict.fromkeys(name for own in there for name in own["devices"])
         which = describe_ranks([own["rank"] for own in there])
-        rows.append((host, f"{which}; cores {' | '.join(dict.fromkeys(cpus))}; {', '.join(devices) or 'no devices'}"))
-    return [f"  {name:<13}  {text}" for name, text in rows]
+        rows[there[0]["host"]] = f"{which}; cores {' | '.join(cpus)}; {', '.join(devices) or 'no devices'}"
+    return [f"  {name:<13}  {text}" for name, text in rows.items()]
