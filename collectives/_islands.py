@@ -55,9 +55,6 @@ class IslandSum(Collective):
     def op(self) -> WithinIslands:
         return WithinIslands(self.islands)
 
-    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        return x  # of no use: what is summed within islands is each worker's own
-
 
 def island_sum(tree: T, islands: Islands, *, when: jax.Array | None = None) -> T:
     """Return the sum of `tree` over the workers of this worker's island. Local.

@@ -60,9 +60,6 @@ class LocalSum(Collective):
     result_is_replicated = False
     travels = False
 
-    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        return x
-
 
 @dataclass(frozen=True)
 class LocalMean(LocalSum):

@@ -173,9 +173,6 @@ class NeighborMean(Collective):
     def decode(self, x: jax.Array, worker: Any, capacity: int) -> jax.Array:
         return x[:-1] / x[-1]
 
-    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        return x
-
     @property
     def about(self) -> str:
         return f"neighbor_mean({self.schedule})"

@@ -306,9 +306,6 @@ class RobustReduce(Collective):
     def op(self) -> Robust:
         return self.how
 
-    def of_replicated(self, x: jax.Array, taking_part: jax.Array) -> jax.Array:
-        return x
-
     @property
     def label(self) -> str:
         return self.how.name

@@ -12,7 +12,7 @@ Available workers that aren't members are in *reserve*.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -124,11 +124,17 @@ class World:
         Results are valid until this thread's next message of the same layout and name. Raises as `Channel.exchange`.
         """
         layout = tuple(PartSpec(x.shape, x.dtype, op) for x, op in zip(message.parts[0], ops, strict=True))
-        return self._channel_of_thread(layout, len(message.status), name, get_ident()).exchange(message)
+        key, channels = (layout, len(message.status), name, get_ident()), self._channels
+        channel = channels.get(key)
+        if channel is None:
+            if len(channels) >= KEPT_CHANNELS:
+                channels.clear()
+            channel = channels[key] = self.channel(layout, len(message.status), name)
+        return channel.exchange(message)
 
     @cached_property
-    def _channel_of_thread(self) -> Callable[..., Channel]:
-        return lru_cache(KEPT_CHANNELS)(lambda parts, status, name, thread: self.channel(parts, status, name))
+    def _channels(self) -> dict[Hashable, Channel]:
+        return {}
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Gather every process's `value`, by rank, from the processes present at completion. Blocks. Not for steps.

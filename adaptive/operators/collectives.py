@@ -48,9 +48,6 @@ class Collective:
             def decode(self, x, worker, capacity):
                 return (x[worker - 1] + x[worker] + x[(worker + 1) % capacity]) / 3
 
-            def of_replicated(self, x, taking_part):
-                return x
-
         def neighbors(x):
             return collective(Neighbors(), [x])[0]
 

@@ -130,11 +130,7 @@ def local_step(inner: optax.GradientTransformation, value_and_grad: ValueAndGrad
         params, opt_state = carry
         loss, grads = value_and_grad(params, minibatch)
         updates, opt_state = inner.update(grads, opt_state, params)
-        return _as_before((optax.apply_updates(params, updates), opt_state), carry), loss
+        new = optax.apply_updates(params, updates), opt_state
+        return jax.tree.map(lambda x, before: jnp.asarray(x).astype(before.dtype), new, carry), loss  # as loops need
 
     return step
-
-
-def _as_before(new: Any, old: Any) -> Any:
-    """Cast a scan's new state to the dtypes of the old one."""
-    return jax.tree.map(lambda x, before: jnp.asarray(x).astype(before.dtype), new, old)

@@ -39,7 +39,7 @@ class DeviceWorld(WorkerSlots, WorldBase):
 
     Raises:
       WorkerCountError: `workers` is not between `min_workers` and the number of devices.
-      ValueError: `devices` is empty or contains a device twice.
+      ValueError: `devices` is empty, or contains a device twice or of another process.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class DeviceWorld(WorkerSlots, WorldBase):
         respawn: bool = False,
     ):
         WorldBase.__init__(self)
-        self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
-        check_devices(self.devices)
+        self.devices = checked_devices(jax.local_devices() if devices is None else devices)
         WorkerSlots.__init__(self, len(self.devices), workers, min_workers)
         self.respawn = respawn
         self.workers = range(self.capacity)
@@ -108,15 +107,17 @@ class MeshChannel(Channel):
         return world.run_on_mesh(run, message.status, message.about, message.more, self._text)
 
 
-def check_devices(devices: Sequence[jax.Device]) -> None:
-    """Check that each of `devices` can have a worker.
+def checked_devices(devices: Sequence[jax.Device]) -> Sequence[jax.Device]:
+    """Return the devices, each of which can have a worker of this process.
 
     Raises:
-      ValueError: `devices` is empty or contains a device twice.
+      ValueError: `devices` is empty, or contains a device twice or of another process.
     """
-    if not devices or len(set(devices)) < len(devices):
-        what = "name a device twice" if devices else "are empty"
-        raise ValueError(
-            f"devices= {what}: {[str(d) for d in devices]}. Pass one device per worker, for example "
-            "jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four devices of one CPU."
-        )
+    elsewhere = {device.process_index for device in devices} - {jax.process_index()}
+    if devices and len(set(devices)) == len(devices) and not elsewhere:
+        return tuple(devices)
+    what = "are empty" if not devices else f"are of process {min(elsewhere)}" if elsewhere else "name a device twice"
+    raise ValueError(
+        f"devices= {what}: {[str(d) for d in devices]}. Pass one device of process {jax.process_index()} per worker, "
+        "for example jax.local_devices(); jax.config.update('jax_num_cpu_devices', 4) makes four devices of one CPU."
+    )

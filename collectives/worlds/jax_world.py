@@ -18,7 +18,7 @@ from adaptive.base.worker_mesh import WorkerMesh
 from adaptive.extend import share_compilations
 
 from .base import describe
-from .devices import MeshChannel, check_devices
+from .devices import MeshChannel, checked_devices
 from .launch import LaunchError, warn_about_cores
 from .multi_process import MultiProcessWorld
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
@@ -74,9 +74,7 @@ class JaxWorld(MultiProcessWorld):
         super().__init__(hang_timeout)
         if not jax.distributed.is_initialized():
             raise LaunchError("JaxWorld needs jax.distributed.initialize() before any other use of JAX.")
-        self.devices: Sequence[jax.Device] = tuple(jax.local_devices() if devices is None else devices)
-        check_devices(self.devices)
-        _check_local(self.devices)
+        self.devices = checked_devices(jax.local_devices() if devices is None else devices)
         self.transport = JaxTransport(self.lifetime, process_tree())
         if self.processes > 1:
             share_compilations()  # already here, for compilations before a program is built
@@ -148,13 +146,3 @@ class JaxWorld(MultiProcessWorld):
             self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, lambda status: None)
             self.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
         return list(ids), list(all_cpus)
-
-
-def _check_local(devices: Sequence[jax.Device]) -> None:
-    own = jax.process_index()
-    for device in devices:
-        if device.process_index != own:
-            raise ValueError(
-                f"devices= contains {device}, which belongs to process {device.process_index}; this is process {own}. "
-                "Pass devices of this process, for example jax.local_devices()."
-            )

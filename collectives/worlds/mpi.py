@@ -22,7 +22,7 @@ from adaptive.extend import share_compilations
 from launchers import ending
 
 from .base import describe
-from .devices import DeviceWorld, check_devices
+from .devices import DeviceWorld, checked_devices
 from .elastic.elastic_world import ElasticWorld, slots_at_start
 from .elastic.spawning import receive_spawn_request
 from .launch import check_agreement, no_mpi, warn_about_cores
@@ -86,8 +86,8 @@ class MPIWorld(ElasticWorld):
         hang_timeout: float | None = None,
     ):
         super().__init__(hang_timeout, respawn=respawn, spawns=max_workers is not None)
-        with ending.making_world(of_all=comm is None), _as_worker_error():
-            self._mpi = mpi = _load()
+        with ending.making_world(of_all=comm is None), _as_worker_error(mpi := _load()):
+            self._mpi = mpi
             self.library: str = mpi.Get_library_version().strip("\0\n ").splitlines()[0]
             if comm is None:
                 check_agreement(mpi.COMM_WORLD.size, self.library)
@@ -99,8 +99,7 @@ class MPIWorld(ElasticWorld):
             self.local_mesh = None if mesh is None else LocalMesh(mesh, batch_axes)
             if self.local_mesh is not None:
                 devices = [self.local_mesh.device]
-            self.devices: Sequence[jax.Device] = (_default_device(host.rank),) if devices is None else tuple(devices)
-            check_devices(self.devices)
+            self.devices = checked_devices([_default_device(host.rank)] if devices is None else devices)
             self._local = DeviceWorld(self.devices)
             everyone = ProcessGroup(whole, all_processes(whole, host, len(self.devices)))
             transport = MPITransport(mpi, self.lifetime, survives=continues)
@@ -193,14 +192,11 @@ def _load() -> ModuleType | Any:
 
 
 @contextmanager
-def _as_worker_error() -> Iterator[None]:
+def _as_worker_error(mpi: Any) -> Iterator[None]:
     """Raise WorkerError in place of MPI's errors while a world is created."""
     try:
         yield
-    except Exception as error:
-        mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is None or not isinstance(error, mpi.Exception):
-            raise
+    except mpi.Exception as error:
         raise WorkerError(
             f"comm.world() failed: MPI error ({mpi.Exception.Get_error_string(error)}). Most likely another rank "
             "ended before or during its own comm.world()."

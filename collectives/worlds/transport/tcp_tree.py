@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
@@ -40,6 +40,7 @@ SECONDS_TO_COME = 300.0  # for all processes to create their first world; JAX's 
 _SECONDS_TO_CONNECT = 30.0
 _SECONDS_TO_END = 5.0  # for exit handlers, if a process was lost
 _ROOM = 4096  # bytes for the addresses that a process announces at the start
+_CONNECT = "The processes of a job must be able to connect to each other, on any port."
 
 
 class TCPTreeError(Exception):
@@ -63,54 +64,57 @@ class TCPTree:
         self.rank, self.processes = jax.process_index(), jax.process_count()
         self.lock, self.worlds, self._why_closed = threading.Lock(), 0, ""
         self.threads: dict[int, str] = {}
-        first = self.rank * BELOW + 1
-        above, below = [(self.rank - 1) // BELOW] * (self.rank > 0), range(first, min(first + BELOW, self.processes))
+        above, first = [(self.rank - 1) // BELOW] if self.rank else [], self.rank * BELOW + 1
         with socket.create_server(("", 0), backlog=BELOW) as door:
             key = secrets.token_bytes(32)
             announced = _of_everyone(pickle.dumps((addresses_of(door), key)))
             self._above = {rank: _connect(self.rank, rank, *pickle.loads(announced[rank])) for rank in above}
-            self._below = _admit(door, key, below)
+            self._below = _admit(door, key, range(first, min(first + BELOW, self.processes)))
         self._pid = os.getpid()
         atexit.register(self._at_exit)
 
     def sum(self, numbers: np.ndarray) -> None:
         """Sum an array of float64s over all processes, in place; bitwise equal on all. The shape is the same on all."""
 
-        def add(data: bytes) -> None:
-            np.add(numbers, np.frombuffer(data), out=numbers)
+        def total(of_children: list[bytes]) -> memoryview:
+            for data in of_children:
+                np.add(numbers, np.frombuffer(data), out=numbers)
+            return numbers.data
 
         with np.errstate(all="ignore"):
-            numbers[:] = np.frombuffer(self._of_all(add, lambda: numbers.data))
+            numbers[:] = np.frombuffer(self._of_all(total))
 
     def allgather(self, value: Any) -> list[Any]:
         """Return every process's value, by rank. Values can be anything that can be pickled."""
-        found: dict[int, bytes] = {}
+        by_rank = {self.rank: pickle.dumps(value)}
 
-        def own_and_found() -> bytes:
-            return pickle.dumps({self.rank: pickle.dumps(value), **found})
+        def found(of_children: list[bytes]) -> bytes:
+            for data in of_children:
+                by_rank.update(pickle.loads(data))
+            return pickle.dumps(by_rank)
 
-        by_rank = pickle.loads(self._of_all(lambda data: found.update(pickle.loads(data)), own_and_found))
+        by_rank = pickle.loads(self._of_all(found))
         return [pickle.loads(by_rank[rank]) for rank in range(self.processes)]
 
-    def _of_all(self, add: Callable[[bytes], object], total: Callable[[], bytes | memoryview]) -> bytes | memoryview:
+    def _of_all(self, total: Callable[[list[bytes]], bytes | memoryview]) -> bytes | memoryview:
         """Return the root's total, after each process has added the totals of its children.
 
         The connections are closed upon an error, because unread data would be read by the next operation.
         """
         if self._why_closed:
             raise TCPTreeError(self._why_closed)
+        of_children = []
         try:
-            for line in self._below.values():
-                add(line.recv_bytes())
-            data = total()
-            for line in self._above.values():
+            for rank, line in self._below.items():
+                of_children.append(line.recv_bytes())
+            data = total(of_children)
+            for rank, line in self._above.items():
                 line.send_bytes(data)
                 data = line.recv_bytes()
-            for line in self._below.values():
+            for rank, line in self._below.items():
                 line.send_bytes(data)
         except (OSError, EOFError) as error:
-            peer = next(rank for rank, other in (self._below | self._above).items() if other is line)
-            self.close(f"rank {peer} has closed its connection: it ended, or lost another rank")
+            self.close(f"rank {rank} has closed its connection: it ended, or lost another rank")
             raise TCPTreeError(self._why_closed) from error
         except BaseException as error:
             self.close(f"a collective was aborted by {type(error).__name__}")
@@ -156,27 +160,18 @@ def _of_everyone(data: bytes) -> list[bytes]:
     own = jax.device_put(np.frombuffer(data.ljust(_ROOM, b"\0"), np.uint8)[None], first[jax.process_index()])
     by_process, for_all = (NamedSharding(mesh, P(*axes)) for axes in (["process"], []))
 
-    def gather() -> np.ndarray:
-        shape = (jax.process_count(), _ROOM)
-        joined = jax.make_array_from_single_device_arrays(shape, by_process, [own])
-        return np.asarray(jax.jit(lambda x: x, out_shardings=for_all)(joined).addressable_shards[0].data)
-
-    return [bytes(row) for row in _in_time(gather)]
-
-
-def _in_time(gather: Callable[[], np.ndarray]) -> np.ndarray:
-    """Wait for all processes, in a thread that is abandoned if one does not come."""
-    found: Future[np.ndarray] = Future()
-
-    def work() -> None:
+    def gather() -> None:
         try:
-            found.set_result(gather())
+            shape = (jax.process_count(), _ROOM)
+            joined = jax.make_array_from_single_device_arrays(shape, by_process, [own])
+            found.set_result(np.asarray(jax.jit(lambda x: x, out_shardings=for_all)(joined).addressable_data(0)))
         except Exception as error:
             found.set_exception(error)
 
-    threading.Thread(target=work, name="adaptive-first-gather", daemon=True).start()
+    found: Future[np.ndarray] = Future()
+    threading.Thread(target=gather, name="adaptive-first-gather", daemon=True).start()  # abandoned, if one does not come
     try:
-        return found.result(SECONDS_TO_COME)
+        return [bytes(row) for row in found.result(SECONDS_TO_COME)]
     except TimeoutError:
         raise LaunchError(
             f"not all {jax.process_count()} processes of jax.distributed created a world within {SECONDS_TO_COME:g} s. "
@@ -195,29 +190,20 @@ def _connect(own: int, rank: int, addresses: Sequence[Address], key: bytes) -> C
         line = connect(addresses, key, _SECONDS_TO_CONNECT)
         line.send(own)
     except OSError as error:
-        raise LaunchError(
-            f"rank {own} cannot reach rank {rank} by TCP ({error}). The processes of a job must be able to connect to "
-            "each other, on any port."
-        ) from error
+        raise LaunchError(f"rank {own} cannot reach rank {rank} by TCP ({error}). {_CONNECT}") from error
     return line
 
 
-def _admit(door: socket.socket, key: bytes, below: Iterable[int]) -> dict[int, Connection]:
+def _admit(door: socket.socket, key: bytes, below: Sequence[int]) -> dict[int, Connection]:
     """Return connections to the children, in the order of their ranks."""
-    missing, found = set(below), dict[int, Connection]()
-    until = time.monotonic() + 2 * _SECONDS_TO_CONNECT
-    while missing:
+    found, until = dict[int, Connection](), time.monotonic() + 2 * _SECONDS_TO_CONNECT
+    while missing := [str(rank) for rank in below if rank not in found]:
         door.settimeout(max(0.01, until - time.monotonic()))
         try:
             line = accept(door, key)
-            rank = line.recv()
-            missing.remove(rank)
-            found[rank] = line
+            found[line.recv()] = line
         except TimeoutError:
-            raise LaunchError(
-                f"ranks {', '.join(map(str, sorted(missing)))} have not connected by TCP. The processes of a job must "
-                "be able to connect to each other, on any port."
-            ) from None
+            raise LaunchError(f"ranks {', '.join(missing)} have not connected by TCP. {_CONNECT}") from None
         except (OSError, EOFError):
             continue  # a stranger
-    return dict(sorted(found.items()))
+    return {rank: found[rank] for rank in below}
