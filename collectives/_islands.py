@@ -114,7 +114,7 @@ def by_host(world: World) -> tuple[tuple[int, ...], ...]:
       ((0,),)
     """
     own = json.dumps([this_host(), list(world.workers)]).encode()
-    hosts_of_all = world.all_gather_bytes(own, "the hosts of workers") if world.processes > 1 else [own]
+    hosts_of_all = world.all_gather_bytes(own, "the hosts of workers")
     hosts: dict[str, list[int]] = {}
     for host, workers in map(json.loads, hosts_of_all):
         hosts.setdefault(host, []).extend(workers)

@@ -102,7 +102,9 @@ def differences(ranks: Sequence[Facts]) -> Findings:
             ranks_of[own["versions"][name]].append(number)
         if len(ranks_of) > 1:
             by = ", ".join(f"{version} on {describe_ranks(numbers)}" for version, numbers in ranks_of.items())
-            same = "Start all with the same Python." if name == "python" else f"pip install {name}=={next(iter(ranks_of))}"
+            same = (
+                "Start all with the same Python." if name == "python" else f"pip install {name}=={next(iter(ranks_of))}"
+            )
             yield HealthCheck("wrong", f"{name} is not the same on all ranks: {by}.", same)
 
 

@@ -178,7 +178,7 @@ def _local_steps(
 
     start = _Replica(minus(state.params, state.behind), arrays(state.inner), jnp.zeros((), jnp.int32))
     shapes = jax.eval_shape(one, start)[1]
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)), shapes)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype if _is_wide(x.dtype) else jnp.float32), shapes)
     own, total = jax.lax.while_loop(goes_on, further, (start, none))
 
     def mean(x: jax.Array, shape: Any) -> jax.Array:
@@ -187,6 +187,11 @@ def _local_steps(
         )
 
     return own, jax.tree.map(mean, total, shapes)
+
+
+def _is_wide(dtype: Any) -> bool:
+    """Return whether sums of many numbers of a dtype are accurate in it."""
+    return jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize >= 4
 
 
 def _needed(workers: jax.Array, quorum: int | None) -> jax.Array:

@@ -23,7 +23,7 @@ from .launch import LaunchError, warn_about_cores
 from .multi_process import MultiProcessWorld
 from .reducing.sharded import ONE_AT_A_TIME, Sharded
 from .transport.jax_transport import JaxTransport
-from .transport.operations import ROOM, GatherBytes, RunOnce
+from .transport.operations import ROOM, RunOnce
 from .transport.process_group import as_processes
 from .transport.tcp_tree import process_tree
 from .watchdog import Watchdog, be_seen, check_same, pid_space
@@ -132,17 +132,16 @@ class JaxWorld(MultiProcessWorld):
         transport = self.transport
         cpus = None if chosen_threads() else allowed_cpus()
         space = platform.node(), pid_space()  # equal on processes that see each other's pids
-        own = pickle.dumps(([device.id for device in self.devices], cpus, space, os.getpid()))
+        own = [device.id for device in self.devices], cpus, space, os.getpid(), self._hang_timeout
+        be_seen(self._hang_timeout)
         transport.world = f"world {transport.comm.worlds + 1}"
-        gather = GatherBytes(own, about := f"making {transport.world} of jax.distributed's processes", "")
-        transport.run(gather)
+        gathered = self.all_gather_bytes(pickle.dumps(own), f"making {transport.world} of jax.distributed's processes")
         transport.comm.worlds += 1
-        ids, all_cpus, spaces, pids = zip(*map(pickle.loads, gather.result), strict=True)
+        ids, all_cpus, spaces, pids, hang_timeouts = zip(*map(pickle.loads, gathered), strict=True)
+        check_same(hang_timeouts)
         hosts = [spaces.index(each) for each in spaces]
         self.everyone = as_processes(zip(map(len, ids), (node for node, _ in spaces), hosts, pids, strict=True))
-        be_seen(self._hang_timeout)
-        check_same([pickle.loads(p) for p in self.all_gather_bytes(pickle.dumps(self._hang_timeout), about)])
         if self._hang_timeout != 0 and self.processes > 1:
-            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, lambda status: None)
-            self.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
+            transport.watchdog = Watchdog(transport, self._hang_timeout, lambda status: None)
+            transport.watchdog.watch(("of jax", transport.world), self.everyone, self.rank)
         return list(ids), list(all_cpus)

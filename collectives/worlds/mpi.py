@@ -150,7 +150,7 @@ class MPIWorld(ElasticWorld):
         if not spawned:  # a spawned process learns the number when it joins
             transport.world_number = everyone[0][1]
         if self._hang_timeout != 0 and (len(everyone) > 1 or self.spawns):
-            self.watchdog = transport.watchdog = Watchdog(transport, self._hang_timeout, partial(_abort, self._mpi))
+            transport.watchdog = Watchdog(transport, self._hang_timeout, partial(_abort, self._mpi))
             transport.watch_over(transport.group)
 
     def __repr__(self) -> str:

@@ -34,12 +34,12 @@ class MultiProcessWorld(WorldBase):
         super().__init__()
         self._hang_timeout = check_hang_timeout(hang_timeout)
         self.hang_timeout = LONGEST if self._hang_timeout is None else self._hang_timeout
-        self.watchdog: Watchdog | None = None
         self._mailboxes: list[ProcessMailbox] = []
 
     rank: int = forward("transport.rank")
     processes: int = forward("transport.processes")
     waited: float = forward("transport.waited")
+    watchdog: Watchdog | None = forward("transport.watchdog")
 
     def all_gather_bytes(self, value: bytes, about: str = "", more: str = "") -> list[bytes]:
         """Return every process's `value`, by rank: see `World.all_gather_bytes`."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ import collectives as comm
 from adaptive.base.mailbox import Mailbox
 from adaptive.operators.peer_read import peers
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import make_data, mean_loss
+from tests.adaptive.drivers import make_data
 
 SIZE, ROUNDS, RATE = 4, 8, 0.05
 
@@ -206,40 +204,7 @@ def test_where_it_cannot_stand():
         program_of(no_such)
 
 
-def test_a_replica_is_no_replicated_state():
-    def driver(w, batch):
-        return comm.asynchronous_mean(w), {"loss": comm.all_reduce(mean_loss(w, batch))}
-
-    with pytest.raises(ad.ReplicationError):
-        program_of(driver)
-
-
 def test_worlds_without_a_board():
     world = LocalWorld(3)
     world.why_no_mailbox = lambda: "it has none today"  # type: ignore[method-assign]
     refused(pairs(), "has no mailboxes: it has none today.", world=world)
-
-
-# --- mailboxes of one process -----------------------------------------------------------------------------------------
-
-
-def test_a_copy_is_consistent_during_writes():
-    mailbox, over, failed = Mailbox(), threading.Event(), []
-
-    def write():
-        number = 0
-        while not over.is_set():
-            number += 1
-            mailbox.publish(0, 0, [np.full(20_000, number), np.full(3, number, ml_dtypes.bfloat16)])
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for _ in range(300):
-            found = mailbox.look(0, 1, 0)
-            if found is not None and not (found[0] == found[0][0]).all():
-                failed.append(found)
-    finally:
-        over.set()
-        writer.join()
-    assert not failed

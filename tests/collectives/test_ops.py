@@ -28,17 +28,12 @@ def world():
     ("value", "op", "message"),
     [
         (np.arange(3), "mean", r"int32, whose mean .*all_reduce\(x, op='sum'\).*x.astype\(jnp.float32\)"),
-        (7, "mean", "int32, whose mean would be rounded"),
         (np.array([True]), "mean", r"boolean, which has no mean.*x.astype\(jnp.int32\), op='sum'"),
-        (True, "sum", "boolean, which has no sum"),
         (jnp.zeros(3, bool), "max", r"boolean, which has no max.*op='max'"),
         (np.array([1j]), "max", r"complex64, which has no max.*jnp.abs\(z\), op='max'"),
-        (np.array([1j]), "min", "complex64, which has no min"),
         (jax.random.key(0), "sum", r"a PRNG key.*wrap_key_data\(comm.broadcast\(jax.random.key_data\(key\)\)\)"),
         (np.zeros(3, jax.dtypes.float0), "mean", "the gradient of an integer"),
         ("adam", "mean", "'adam': neither an array nor a number"),
-        (np.array(["adam"]), "sum", "neither an array nor a number"),
-        (object, "sum", "neither an array nor a number"),
         (2**40, "sum", r"1099511627776: .*too large.*int32|1099511627776: .*int32"),
     ],
 )
@@ -52,12 +47,6 @@ def test_a_leaf_that_has_no_such_reduction_is_named(value, op, message):
 def test_a_leaf_that_cannot_be_sent_is_named(operator, value):
     with pytest.raises(CollectiveError, match=rf"{operator.__name__} {HERE}: \['x'\] is "):
         operator({"x": value})
-
-
-@pytest.mark.parametrize("op", ["avg", "MEAN", None])
-def test_an_unknown_op_is_refused(op):
-    with pytest.raises(CollectiveError, match=rf"all_reduce {HERE}: op= must be 'mean', 'sum', .*; got {op!r}"):
-        comm.all_reduce(1.0, op=op)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +64,6 @@ def test_an_unknown_op_is_refused(op):
 def test_a_weight_that_is_none_is_refused(weight, message):
     with pytest.raises(CollectiveError, match=message):
         comm.all_reduce(1.0, weight=weight)
-
-
-@pytest.mark.parametrize("op", ["sum", "max", "min"])
-def test_weights_are_for_means_only(op):
-    with pytest.raises(CollectiveError, match=rf"op='{op}' takes no weight="):
-        comm.all_reduce(1.0, op=op, weight=2)
 
 
 @pytest.mark.parametrize(("root", "message"), [(-1, "numbered from 0"), (1.5, "must be an integer"), ("0", "integer")])
@@ -108,7 +91,7 @@ def test_a_tree_without_leaves_passes_through(tree, world):
     assert comm.broadcast(tree) == tree
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "int8", "complex64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "complex64"])
 def test_results_have_the_dtypes_of_their_leaves(world, dtype):
     x = jnp.asarray([1, 2], dtype)
     assert comm.all_reduce(x, op="sum").dtype == dtype

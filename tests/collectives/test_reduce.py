@@ -100,26 +100,6 @@ def test_if_no_contribution_is_finite_the_step_raises():
         program.step()
 
 
-def test_stochastic_rounding_is_right_on_average():
-    """Of a gradient that stays the same, sums over steps."""
-    constant = np.array([1 + 2**-10, -3 - 2**-9, 0.1, 7e-4])  # none is a bfloat16
-
-    def driver(total, batch):
-        own = jnp.asarray(constant) * (1 + ad.worker_index()).astype(float) + 0 * batch["x"].sum()
-        return [
-            t + comm.all_reduce(own, op="sum", wire="bfloat16", rounding=r) for t, r in zip(total, kinds, strict=True)
-        ], {}
-
-    kinds = ["nearest", "stochastic"]
-    program = ad.Program(driver, [jnp.zeros(4)] * 2, data(), global_batch=12, world=LocalWorld(3), resizable=False)
-    steps = 100
-    for _ in range(steps):
-        program.step()
-    errors = [np.abs(np.asarray(t) / (6 * steps) - constant) / np.abs(constant) for t in program.state]
-    assert errors[0].max() > 1e-3  # always rounded the same way
-    assert errors[1].max() < 1e-3
-
-
 @pytest.mark.parametrize(("value", "microbatch"), [(60_000.0, 2), (1e-3, None)])
 def test_a_mean_in_float16_reaches_as_far_as_its_values(value, microbatch):
     """What travels is of the mean's magnitude, and not the sum over examples, which float16 would not hold."""

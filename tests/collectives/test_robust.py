@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import collectives as comm
 from collectives._robust import Median
-from collectives.worlds.reducing.custom_on_devices import by_slices
 
 WEIGHTS = np.array([3.0, 2.0, 5.0, 4.0, 3.0])
 BY_DTYPE = {"float32": 2e-4, "float64": 1e-6}  # near a worker's vector Weiszfeld's iteration is slow
@@ -29,16 +27,6 @@ def dtype(request):
 @cache  # one jitted function per operation: a new one in each test would be traced and compiled again
 def in_one_place(op):
     return jax.jit(lambda rows: op.in_one_place(rows, 1))
-
-
-@cache
-def on_four_devices(op):
-    """Return the operation over the devices of one process: each reduces a slice."""
-    mesh = jax.make_mesh((4,), ("worker",), axis_types=(jax.sharding.AxisType.Auto,))
-    reduce = jax.shard_map(
-        lambda x: by_slices(op, x[0], 1, "worker"), mesh=mesh, in_specs=P("worker"), out_specs=P(), check_vma=False
-    )
-    return jax.jit(lambda rows: reduce(jnp.stack(rows)))
 
 
 def reduced(op, vectors, weights, dtype, how=in_one_place):
@@ -103,14 +91,6 @@ def test_equal_vectors_are_their_own_geometric_median_beside_a_huge_one(dtype):
     rows = np.tile(vectors(0, 1, 20, dtype)[:1], (5, 1))
     rows[4] *= np.asarray(1e15, dtype)
     np.testing.assert_array_equal(reduced(comm.geometric_median(), rows, WEIGHTS, dtype), rows[0])
-
-
-@pytest.mark.parametrize("op", [comm.geometric_median(), Median(), comm.trimmed_mean(1)], ids=lambda op: op.name)
-def test_sliced_reduction_equals_reduction_in_one_place(op, dtype):
-    for by in (1.0, 1e6, 1e20, np.inf):  # in one test: they share what is compiled
-        rows, weights = vectors(1, by, 37, dtype)[:4], WEIGHTS[:4]
-        found, wanted = (reduced(op, rows, weights, dtype, how) for how in (on_four_devices, in_one_place))
-        np.testing.assert_allclose(found, wanted, rtol=BY_DTYPE[dtype], atol=BY_DTYPE[dtype], err_msg=f"{by}")
 
 
 @pytest.mark.parametrize("there", [(0, 1, 2, 3), (1, 2, 4), (0, 3), (2,)], ids=str)

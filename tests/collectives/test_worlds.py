@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from contextlib import nullcontext
 
 import jax
@@ -210,7 +209,7 @@ def test_messages_of_many_layouts_are_independent(make_world, monkeypatch):
         for n, rows in results.items():
             for row in rows:
                 np.testing.assert_array_equal(row[0], reduced(world, values(n), ["sum"])[0])
-        assert world._channel_of_thread.cache_info().currsize == 3
+        assert len(world._channels) == 3
 
 
 def test_channels_of_equal_shape_are_independent(world):
@@ -237,14 +236,6 @@ def test_share_lists_every_process_by_rank(world):
     assert world.all_gather_bytes(b"%d" % world.rank) == [b"%d" % rank for rank in range(world.processes)]
     lengths = [len(value) for value in world.all_gather_bytes(b"x" * (world.rank * 100_000))]
     assert lengths == [rank * 100_000 for rank in range(world.processes)]
-
-
-def test_a_barrier_waits_for_all_processes(world):
-    came = time.monotonic()  # of the machine, not of the process
-    world.barrier()
-    left = time.monotonic()
-    times = [tuple(map(float, t.split())) for t in world.all_gather_bytes(f"{came!r} {left!r}".encode())]
-    assert max(came for came, _ in times) <= min(left for _, left in times)
 
 
 # --- as the world of eager collectives --------------------------------------------------------------------------------

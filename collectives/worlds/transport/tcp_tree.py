@@ -86,9 +86,9 @@ class TCPTree:
 
     def allgather(self, value: Any) -> list[Any]:
         """Return every process's value, by rank. Values can be anything that can be pickled."""
-        by_rank = {self.rank: pickle.dumps(value)}
 
         def found(of_children: list[bytes]) -> bytes:
+            by_rank = {self.rank: pickle.dumps(value)}
             for data in of_children:
                 by_rank.update(pickle.loads(data))
             return pickle.dumps(by_rank)
@@ -105,16 +105,17 @@ class TCPTree:
             raise TCPTreeError(self._why_closed)
         of_children = []
         try:
-            for rank, line in self._below.items():
-                of_children.append(line.recv_bytes())
+            for line in self._below.values():
+                of_children.append(line.recv_bytes())  # noqa: PERF401  (an error needs `line`)
             data = total(of_children)
-            for rank, line in self._above.items():
+            for line in self._above.values():
                 line.send_bytes(data)
                 data = line.recv_bytes()
-            for rank, line in self._below.items():
+            for line in self._below.values():
                 line.send_bytes(data)
         except (OSError, EOFError) as error:
-            self.close(f"rank {rank} has closed its connection: it ended, or lost another rank")
+            peer = next(rank for rank, other in (self._below | self._above).items() if other is line)
+            self.close(f"rank {peer} has closed its connection: it ended, or lost another rank")
             raise TCPTreeError(self._why_closed) from error
         except BaseException as error:
             self.close(f"a collective was aborted by {type(error).__name__}")
@@ -169,7 +170,9 @@ def _of_everyone(data: bytes) -> list[bytes]:
             found.set_exception(error)
 
     found: Future[np.ndarray] = Future()
-    threading.Thread(target=gather, name="adaptive-first-gather", daemon=True).start()  # abandoned, if one does not come
+    threading.Thread(
+        target=gather, name="adaptive-first-gather", daemon=True
+    ).start()  # abandoned, if one does not come
     try:
         return [bytes(row) for row in found.result(SECONDS_TO_COME)]
     except TimeoutError:

@@ -207,20 +207,6 @@ def test_a_lost_workers_residual_is_lost_and_a_joining_one_has_none():
         np.testing.assert_allclose(np.array(left(program))[there], errors[there], atol=1e-12)
 
 
-def test_bytes_are_those_of_the_codes():
-    sizes = {}
-    for wire in (None, "4bit"):
-
-        def driver(total, batch, wire=wire):
-            rounding = "nearest" if wire is None else FEEDBACK
-            wide = jnp.zeros((64, 512)) + batch["x"].sum()
-            return total, {"found": comm.all_reduce(wide, wire=wire, rounding=rounding)[0, 0]}
-
-        sizes[wire] = built(driver).step().message_bytes
-    rest, codec = sizes[None] - 64 * 512 * 4, codec_of("4bit")  # the status, and the number of examples
-    assert 0 <= sizes["4bit"] - rest - 64 * 512 // codec.block * codec.row_bytes <= 8
-
-
 def test_values_that_are_not_finite_are_named_and_leave_no_residual():
     def driver(total, batch):
         own = jnp.where((ad.step_number() == 1) & (ad.worker_index() == 1), jnp.nan, batch["x"].mean(0))

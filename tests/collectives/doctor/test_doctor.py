@@ -101,7 +101,7 @@ def test_ranks_without_a_connection_get_the_command_to_type():
 @pytest.mark.parametrize(
     ("ranks", "level", "what", "do"),
     [
-        ([{**RANK, "threads": 0}] * 2, "wrong", "a: 2 ranks on one host start 8 computing threads on 4 cores. Give each",
+        ([{**RANK, "threads": 0}] * 2, "wrong", "a: 2 ranks on one host start 8 computing threads on 4 cores. Give",
          "adaptive run -n 2 …    does it"),
         ([{**RANK, "logical": 8}, {**RANK, "logical": 8, "rank": 1}], "note", "ranks 0, 1 may use 4 of 8 cores",
          "gives each its share"),

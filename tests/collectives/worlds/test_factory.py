@@ -14,7 +14,7 @@ import adaptive as ad
 import collectives as comm
 from adaptive.base.process.cores import chosen_threads
 from adaptive.base.process.launcher import Launcher, launcher, tasks_not_started
-from collectives.worlds.launch import check_agreement, oversubscription
+from collectives.worlds.launch import oversubscription
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -40,12 +40,6 @@ def python(program, **environment):
 def _by_hand(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("OMPI_COMM_", "PMI", "SLURM_"))]:
         monkeypatch.delenv(name)
-
-
-def test_several_devices_are_a_world_of_them():
-    with comm.world() as world:
-        assert isinstance(world, comm.DeviceWorld)
-        assert list(world.devices) == jax.local_devices()
 
 
 def test_devices_can_be_chosen():
@@ -94,13 +88,6 @@ def test_members_of_a_fixed_world_do_not_change():
                 change()
 
 
-def test_worlds_have_a_description():
-    devices = jax.local_devices()
-    assert repr(comm.SoloWorld(devices[1])) == "SoloWorld(1 worker on cpu:1)"
-    assert repr(comm.DeviceWorld(devices[:1])) == "DeviceWorld(1 worker on cpu:0)"
-    assert repr(comm.DeviceWorld(devices)) == "DeviceWorld(4 workers on cpu:0, cpu:1, cpu:2, cpu:3)"
-
-
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
@@ -130,7 +117,6 @@ def test_launchers_are_known_by_their_variables(environment, expected):
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "32"}, 32),  # a batch script that lacks srun
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 0),
         ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "9", "SLURM_STEP_NUM_TASKS": "1"}, 8),  # a shell
-        ({"SLURM_JOB_ID": "17", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_SIZE": "1"}, 0),
     ],
 )
 def test_tasks_without_a_launcher_are_refused(environment, tasks):
@@ -176,17 +162,6 @@ def test_the_error_about_missing_mpi_says_what_to_install():
     assert "because Open MPI's mpirun started this process" in last
     assert 'pip install "adaptive-dataflow[openmpi]"' in last
     assert "MPI4PY_LIBMPI" in last
-
-
-def test_a_launcher_of_another_mpi_is_noticed():
-    check_agreement(4, "Open MPI v5", {"OMPI_COMM_WORLD_SIZE": "4"})
-    check_agreement(1, "Open MPI v5", {"OMPI_COMM_WORLD_SIZE": "1"})
-    check_agreement(1, "Open MPI v5", {"PMIX_RANK": "0"})
-    check_agreement(1, "Open MPI v5", {})
-    with pytest.raises(
-        comm.LaunchError, match=r"(?s)mpirun started 4 processes.*each of them alone.*MPICH Version:\t4.2\n"
-    ):
-        check_agreement(1, "MPICH Version:\t4.2\nMPICH Release date: …", {"OMPI_COMM_WORLD_SIZE": "4"})
 
 
 # --- cores ------------------------------------------------------------------------------------------------------------

@@ -74,14 +74,6 @@ def test_ranks_in_different_eager_collectives_raise(world):
     assert float(comm.all_reduce(1.0, op="sum")) == world.size
 
 
-def test_picking_a_world_under_mpirun_gives_one_worker_per_rank(world):
-    with comm.world() as picked:
-        assert isinstance(picked, comm.MPIWorld)
-        assert picked.size == picked.processes == world.processes
-    with comm.world(devices=jax.local_devices()[:2]) as picked:
-        assert picked.size == 2 * world.processes
-
-
 # --- the frame --------------------------------------------------------------------------------------------------------
 
 

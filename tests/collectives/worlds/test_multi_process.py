@@ -18,7 +18,7 @@ from collectives.worlds import mpi
 from collectives.worlds.launch import OversubscriptionWarning
 from collectives.worlds.transport.repair import ENABLED
 
-from .mpi_of_threads import MPI, Comm, Job, MPIError, Shared
+from .mpi_of_threads import MPI, Comm, Job, MPIError
 
 
 @pytest.fixture(autouse=True)
@@ -211,28 +211,8 @@ def test_a_process_lost_while_worlds_are_created_is_lost_for_all_if_others_are_s
         on_processes(1, lambda world: None)
 
 
-@pytest.mark.parametrize("enabled", [False, True])
-def test_a_job_is_aborted_unless_others_survive(enabled, monkeypatch):
-    aborted = []
-    monkeypatch.setenv(ENABLED, str(int(enabled)))
-    mpi._abort(SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=aborted.append)), 7)
-    assert aborted == [7] * (not enabled)
-
-
 @pytest.mark.parametrize(("platform", "numbers"), [("cpu", [0, 0, 0, 0]), ("gpu", [0, 1, 2, 0])])
 def test_each_process_of_a_host_has_an_accelerator_of_its_own(platform, numbers, monkeypatch):
     devices = [SimpleNamespace(platform=platform, number=i) for i in range(3)]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert [mpi._default_device(rank).number for rank in range(4)] == numbers
-
-
-def test_a_world_of_all_processes_is_announced_to_the_launcher_and_checked_against_it(loaded, monkeypatch):
-    announced, checked, making_world = [], [], mpi.ending.making_world
-    monkeypatch.setattr(mpi.ending, "making_world", lambda of_all: announced.append(of_all) or making_world(of_all))
-    monkeypatch.setattr(mpi, "check_agreement", lambda size, library: checked.append((size, library)))
-    on_processes(1, lambda world: None)
-    assert (announced, checked) == ([False], [])
-    loaded.COMM_WORLD = Comm(Shared(Job(1), range(1)), 0)
-    with comm.MPIWorld(hang_timeout=0) as world:
-        assert world.size == 1
-    assert (announced, checked) == ([False, True], [(1, "An MPI, 1.0")])

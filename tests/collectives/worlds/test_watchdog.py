@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -191,18 +190,3 @@ def test_others_learn_why_a_process_leaves(transport, monkeypatch, error, words)
     watching._at_exit()
     watching.close("again")
     assert transport.activity.about == words
-
-
-def test_the_watchdogs_errors_do_not_end_it(caplog, monkeypatch):
-    process, ticks = watchdog._this_process(), []
-    monkeypatch.setattr(process, "_record", SimpleNamespace())  # cannot be read
-
-    def sleep(_):
-        ticks.append(0)
-        if len(ticks) > 3:
-            raise SystemExit
-
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(sleep=sleep))
-    with pytest.raises(SystemExit):
-        process._watch()
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]

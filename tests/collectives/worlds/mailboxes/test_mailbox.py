@@ -214,16 +214,3 @@ def test_strangers_are_neither_answered_nor_believed(monkeypatch):
     for ends in (without, both, reader):
         ends.close()
     server.stop()
-
-
-def test_a_reader_that_does_not_read_delays_nobody():
-    size = 40_000_000  # more than a line holds
-    server = MailboxServer(lambda worker, round: np.full(size, 1, np.uint8))
-    addresses, key = server.endpoint
-    greedy = connect(addresses[-1:], key, 5.0)
-    greedy.send_bytes(remote._QUESTION.pack(0, 3))
-    reader = RemoteReader((addresses[-1:], key), size)
-    until(lambda: (found := reader.look(0, 3)) is not None and found.all())
-    reader.close()
-    greedy.close()
-    server.stop()

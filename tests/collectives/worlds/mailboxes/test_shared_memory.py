@@ -108,14 +108,3 @@ def test_files_of_other_processes_are_checked_by_their_header(tmp_path):
     for path in (f"{tmp_path}/fifo", f"{tmp_path}/other", f"{tmp_path}/short", "/nowhere"):
         with pytest.raises((OSError, ValueError), match=path):
             open_shared(FileAddress(path, b"a token"))
-
-
-def test_where_memory_is_short_a_file_is_private(monkeypatch):
-    def short(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", short)
-    file = SharedFile(100)
-    assert file.address.path == ""
-    file.close()
-    assert file.memory.tolist() == [0] * 100

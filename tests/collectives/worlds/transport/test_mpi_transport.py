@@ -12,10 +12,8 @@ from adaptive import CollectiveError, DisagreementError, WorkerError
 from adaptive.base.channel import PartSpec
 from adaptive.base.world import MembersChanged
 from collectives.worlds.transport.mpi_channel import ReduceByMPI
-from collectives.worlds.transport.mpi_transport import PIECE_BYTES, WHOLE_BYTES
 from collectives.worlds.transport.operations import CLOSE, GatherBytes, Operation
 from tests.collectives.worlds.mpi_of_threads import MPI, Job, transport_of
-from tests.speed import limit
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
@@ -145,21 +143,6 @@ def test_a_disagreement_is_raised_by_all_and_only_a_process_that_leaves_closes_t
     assert Job(2).run(use) == [(leaves and not another_world,) * 2, (leaves,) * 2]
 
 
-def test_a_reported_failure_ends_the_operation_of_the_others():
-    def use(comm):
-        transport = transport_of(comm)
-        if comm.rank == 1:
-            transport.report_failure("in step 3: OSError")
-        else:
-            with pytest.raises(
-                WorkerError, match=r"rank 1 failed in step 3: OSError\n.*Rank 0 stops too, in a barrier"
-            ):
-                transport.barrier()
-        return transport.lifetime.closed, transport.torn, transport.inside
-
-    assert Job(2).run(use) == [(False, False, False)] * 2
-
-
 @pytest.mark.parametrize(
     ("level", "main", "is_refused"),
     [(MPI.THREAD_MULTIPLE, False, False), (MPI.THREAD_SERIALIZED, True, False), (MPI.THREAD_SERIALIZED, False, True)],
@@ -178,30 +161,3 @@ def test_threads_are_let_in_as_mpi_allows(level, main, is_refused, monkeypatch):
         return list(transport.threads) == [threading.get_ident()] * (not is_refused)
 
     assert Job(1).run(use) == [True]
-
-
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
-def test_operations_are_counted_and_the_time_until_the_last_process_comes():
-    def use(comm):
-        transport, waited = transport_of(comm), 0.0
-        for number in range(3):
-            transport.barrier()
-            assert (transport.activity.begun, transport.completed) == (number + 1,) * 2
-            assert transport.waited > waited
-            waited = transport.waited
-        return waited < limit(60)
-
-    assert Job(2).run(use) == [True] * 2
-
-
-@pytest.mark.parametrize(("hosts", "one_host"), [([0, 0, 0], True), ([0, 1, 1], False), ([0, 1, 2], False)])
-def test_a_group_of_several_hosts_sums_large_pieces(hosts, one_host):
-    def use(comm):
-        transport = transport_of(comm, hosts)
-        assert transport.group.one_host is one_host
-        assert transport.piece_bytes == (PIECE_BYTES if one_host else WHOLE_BYTES)
-        return True
-
-    assert Job(3).run(use) == [True] * 3

@@ -17,7 +17,6 @@ from collectives.worlds.transport.operations import (
     broadcast,
     pieces,
 )
-from collectives.worlds.transport.process_group import all_processes
 from tests.collectives.worlds.mpi_of_threads import Job, transport_of
 
 ARRAYS = [np.arange(100.0).reshape(4, 25), np.float32([1.5]), np.zeros((0, 3)), np.arange(7, dtype=np.int8)]
@@ -76,17 +75,6 @@ def test_arrays_are_sent_in_pieces_that_mpi_can_count(nbytes, monkeypatch):
         return own.tolist()
 
     assert Job(2).run(use) == [[[1, 1]] * nbytes] * 2
-
-
-def test_processes_have_the_worker_slots_after_those_of_lower_ranks():
-    def use(comm):
-        host = comm.Split(comm.rank // 2, comm.rank)
-        return all_processes(comm, host, comm.rank + 1)
-
-    first, *others = Job(3).run(use)
-    assert others == [first] * 2
-    assert [process.worker_slots for process in first] == [range(1), range(1, 3), range(3, 6)]
-    assert [process.host for process in first] == [0, 0, 2]
 
 
 @pytest.mark.parametrize(
