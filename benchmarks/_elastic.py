@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _hosts import ROOT as ROOT
-from _hosts import environment
+from _hosts import ROOT, environment
+
+sys.path.insert(0, str(ROOT))  # for `tests`
 
 LOCAL_BATCH, N_EXAMPLES = 128, 8192
 LIMIT_SECONDS = 900.0  # of a job
@@ -70,10 +71,7 @@ class Notes:
 def monitored(world: Any, *, workers: int, mebibytes: int = 0, **options: Any) -> Any:
     """Return a program that trains three matrices with Adam, the noise scale and balancing, on 128 examples per worker.
 
-    A step takes about 5 ms on a core, and the state has 1.6 MB or more.
-
-    Args:
-      mebibytes: size of a part of the state that steps do not change, in addition to the net's.
+    A step takes about 5 ms on a core. The state has 1.6 MB, and so many `mebibytes` more that steps do not change.
     """
     import jax
     import jax.numpy as jnp
@@ -123,6 +121,11 @@ class Job(NamedTuple):
         files = [path.read_text() for path in sorted(self.folder.glob("*.jsonl"))]
         return [[json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()] for text in files]
 
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of one kind that all ranks have recorded so far, in their order."""
+        found = [line for of_rank in self.notes() for line in of_rank if line["kind"] == kind]
+        return sorted(found, key=lambda line: line["t"])
+
     def finished(self) -> list[list[dict[str, Any]]]:
         """Wait for the job's end, and return what each rank has recorded.
 
@@ -135,17 +138,10 @@ class Job(NamedTuple):
 
 
 @contextmanager
-def job(
-    n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None, more: Sequence[str] = ()
-) -> Iterator[Job]:
-    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between several.
-
-    Args:
-      hosts: from `tests.hosts`.
-      more: options of `adaptive run`.
-    """
+def job(n: int, script: str, arguments: Sequence[object] = (), hosts: Any = None) -> Iterator[Job]:
+    """Start `script --rank FOLDER ARGUMENTS …` on `n` ranks of this host, or alternating between `tests.hosts`."""
     environ = environment(hosts, "node" if hosts else "slot")
-    options = ["-n", str(n), *more]
+    options = ["-n", str(n)]
     if hosts:
         options += ["-H", ",".join(f"h{i}:{n}" for i in range(1, hosts.number + 1))]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None

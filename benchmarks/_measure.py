@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,9 +196,8 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
 
 def machine() -> str:
     """Describe the machine and the versions of a measurement."""
-    versions = ", ".join(
-        f"{name} {found}" for name in ("jax", "jaxlib", "numpy", "mpi4py") if (found := _version(name))
-    )
+    found = {package.name: package.version for package in distributions()}
+    versions = ", ".join(f"{name} {found[name]}" for name in ("jax", "jaxlib", "numpy", "mpi4py") if name in found)
     return f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}, {versions}"
 
 
@@ -211,18 +210,24 @@ def commit() -> str:
     return "unknown"
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def middle(values: Iterable[float], digits: int | None = 2, unit: str = "", unknown: str = "–") -> str:
+    """Format the median of several seeds, with the least and most where they differ; "never" is infinity.
+
+    NaNs are left out, and the others counted; `unknown` if there is none. By `digits=None` two digits matter.
+    """
+    array = np.asarray(list(values), np.float64)
+    known = array[~np.isnan(array)]
+    if not len(known):
+        return unknown
+    low, mid, high = (_number(value, digits) for value in (known.min(), np.median(known), known.max()))
+    text = f"{mid}{unit}" if low == high else f"{mid}{unit} ({low} – {high})"
+    return text + f", {len(known)} of {len(array)}" * (len(known) < len(array))
 
 
-def middle(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
-    """Format the median of several seeds, with the minimum and maximum where they differ."""
-    low, mid, high = np.percentile(list(values), [0, 50, 100])
-    texts = [f"{value:.{digits}f}" for value in (low, mid, high)]
-    return f"{texts[1]}{unit}" if texts[0] == texts[2] else f"{texts[1]}{unit} ({texts[0]} – {texts[2]})"
+def _number(value: float, digits: int | None) -> str:
+    if digits is None:
+        return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
+    return f"{value:.{digits}f}" if np.isfinite(value) else "never"
 
 
 def sizes_text(sizes: Sequence[int] | np.ndarray) -> str:

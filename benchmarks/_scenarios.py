@@ -26,6 +26,12 @@ def over(sim: Simulation, steps: slice = slice(None)) -> float:
     return float(sim.step_seconds[steps].sum() / sim.ideal_seconds[steps].sum())
 
 
+def gain(sim: Simulation, base: Simulation, steps: slice = slice(None)) -> float:
+    """Return the examples per second over those of another run in the same steps."""
+    rates = [s.global_batch[steps].sum() / s.step_seconds[steps].sum() for s in (sim, base)]
+    return float(rates[0] / rates[1])
+
+
 # --- constant speeds --------------------------------------------------------------------------------------------------
 # The first line of each docstring is the scenario's description in `adaptive simulate --list`.
 

@@ -97,7 +97,6 @@ def main() -> None:
     pin(*cores)
     made = by_one_jit(workers, width, batch), by_device_world(workers, width, batch)
     ways = dict(zip(WAYS, made, strict=True))
-    print("ready", flush=True)
     for line in sys.stdin:
         way, _, count = line.strip().rpartition(" ")
         ways[way](int(count))

@@ -10,16 +10,15 @@ monitors have at that step: over microbatches, over examples, and in the metric 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import _language_model as language
 import flax.linen as nn
 import jax
-import numpy as np
 import optax
 from _examples import ConvNet, SmallConvNet, load
-from _measure import command_line, report
+from _measure import command_line, middle, report
 from _timed_models import cross_entropy
 
 import adaptive as ad
@@ -129,27 +128,13 @@ def measured(task: Task, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def middle(values: Iterable[float], unknown: str = "–") -> str:
-    """Format the median of the known values, their range, and how many are known; `unknown` if none is."""
-    array = np.asarray(list(values), np.float64)
-    known = array[~np.isnan(array)]
-    if not len(known):
-        return unknown
-    median, least, most = (_readable(v) for v in (np.median(known), known.min(), known.max()))
-    return f"{median} ({least} – {most})" + f", {len(known)} of {len(array)}" * (len(known) < len(array))
-
-
-def _readable(value: float) -> str:
-    return f"{value:,.0f}" if 10 <= value < 1e6 else f"{value:.2g}"
-
-
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the critical batch, and noise scales relative to it, by task and moment; medians over seeds."""
     table = []
     for task, seen in dict.fromkeys((row["task"], row["seen"]) for row in rows):
         of = [row for row in rows if (row["task"], row["seen"]) == (task, seen)]
-        critical = {"critical batch": middle((row["critical"] for row in of), "no progress")}
-        found = {NAMES[name]: middle(row[name] / row["critical"] for row in of) for name in NAMES}
+        critical = {"critical batch": middle((row["critical"] for row in of), None, unknown="no progress")}
+        found = {NAMES[name]: middle((row[name] / row["critical"] for row in of), None) for name in NAMES}
         table.append({"": task, "examples seen": f"{seen:,}"} | critical | found)
     return table
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from _examples import SmallConvNet, load
-from _measure import command_line, pin, report, table
+from _measure import command_line, middle, pin, report, table
 from _timed_models import cross_entropy
 from _training import driver_of
 
@@ -102,16 +102,6 @@ def reached(course, target):
     return (seconds[hits[0] + 2], examples[hits[0] + 2]) if len(hits) else (np.inf, np.inf)
 
 
-def middle(values, form):
-    """Format median (minimum – maximum) over the seeds; a dash where half of them, or a compared run, missed the
-    target.
-    """
-    if not np.isfinite(np.median(values)):
-        return "–"
-    most = form.format(max(values)) if np.isfinite(max(values)) else "never"
-    return f"{form.format(np.median(values))} ({form.format(min(values))} – {most})"
-
-
 def tables(seeds):
     """Return rows of time by way, of examples by way, and of adaptive against the best static batch by target."""
     names = list(seeds[0])
@@ -122,14 +112,14 @@ def tables(seeds):
         quarter = len(last[0]) // 4
         time.append(
             {"": name}
-            | {f"s to {t:.1%}": middle(hits[name][t][:, 0], "{:.1f}") for t in args.targets}
-            | {"s per epoch, last quarter": middle([PARTS * np.diff(c[-quarter:, 0]).mean() for c in last], "{:.2f}")}
+            | {f"s to {t:.1%}": middle(hits[name][t][:, 0], 1) for t in args.targets}
+            | {"s per epoch, last quarter": middle([PARTS * np.diff(c[-quarter:, 0]).mean() for c in last])}
         )
         examples.append(
             {"": name}
-            | {f"epochs to {t:.1%}": middle(hits[name][t][:, 1] / len(train["label"]), "{:.2f}") for t in args.targets}
-            | {"accuracy, last quarter": middle([c[-quarter:, 2].mean() for c in last], "{:.4f}")}
-            | {"its standard deviation": middle([c[-quarter:, 2].std() for c in last], "{:.4f}")}
+            | {f"epochs to {t:.1%}": middle(hits[name][t][:, 1] / len(train["label"])) for t in args.targets}
+            | {"accuracy, last quarter": middle([c[-quarter:, 2].mean() for c in last], 4)}
+            | {"its standard deviation": middle([c[-quarter:, 2].std() for c in last], 4)}
         )
     for target in args.targets:
         best = min(names[:-1], key=lambda name: np.median(hits[name][target][:, 0]))
@@ -137,8 +127,8 @@ def tables(seeds):
         row = {"accuracy": f"{target:.1%}", "best static": best}
         for title, other in pair.items():
             ours, theirs = (hits[name][target][:, 0] for name in (ADAPTIVE, other))
-            ratios = ours / theirs if np.isfinite([ours, theirs]).all() else [np.inf]
-            row[f"adaptive's time / {title}"] = middle(ratios, "{:.2f}")
+            ratios = ours / theirs if np.isfinite([ours, theirs]).all() else [np.nan]
+            row[f"adaptive's time / {title}"] = middle(ratios)
         against.append(row)
     return time, examples, against
 

@@ -45,8 +45,9 @@ class ByHand:
     """The same step in plain JAX and mpi4py."""
 
     def __init__(self, mesh: jax.sharding.Mesh, params: list[jax.Array], data: np.ndarray, local: int):
+        params = jax.tree.map(jnp.copy, params)
         shardings = [w.sharding for w in params]
-        self._state = jax.tree.map(jnp.copy, params), jax.tree.map(jnp.zeros_like, (params, params))
+        self._state = params, TX.init(params)
         self._data, self._local, self._rng = data, local, np.random.default_rng(RANKS.rank)
         self._rows = NamedSharding(mesh, P("fsdp"))
 
@@ -56,11 +57,9 @@ class ByHand:
             return loss, [jax.lax.with_sharding_constraint(g, s) for g, s in zip(grads, shardings, strict=True)]
 
         def update(state: Any, grads: Any, count: float) -> Any:
-            params, (mu, nu) = state
-            opt = optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)
-            grads = [g / count for g in grads]
-            updates, (opt, _) = TX.update(grads, (opt, optax.EmptyState()), params)
-            return optax.apply_updates(params, updates), (opt.mu, opt.nu)
+            params, opt = state
+            updates, opt = TX.update([g / count for g in grads], opt, params)
+            return optax.apply_updates(params, updates), opt
 
         self._gradient, self._update = gradient, jax.jit(update, donate_argnums=0)
 
@@ -106,22 +105,16 @@ def in_one_process(width: int, batch: int) -> Iterator[dict[str, Callable[[int],
             text=True,
         )
 
-    def answered() -> None:
+    def ask(way: str, count: int) -> None:
+        asleep_until_all()
         if process is not None:
-            assert process.stdout is not None
+            print(f"{way} {count}", file=process.stdin, flush=True)
             if not process.stdout.readline():
                 raise OSError("the process with one program over all devices has ended")
         asleep_until_all()
 
-    def asked(way: str, count: int) -> None:
-        asleep_until_all()
-        if process is not None:
-            print(f"{way} {count}", file=process.stdin, flush=True)
-        answered()
-
     try:
-        answered()
-        yield {way: lambda count, way=way: asked(way, count) for way in WAYS}
+        yield {way: lambda count, way=way: ask(way, count) for way in WAYS}
     finally:
         if process is not None:
             process.communicate()

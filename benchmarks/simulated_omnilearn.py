@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import command_line, middle, report, sizes_text, table
-from _scenarios import HL_CORES, HL_STAGES, over
+from _scenarios import HL_CORES, HL_STAGES, gain, over
 
 import controllers as ctrl
 from adaptive.base.decision import Decision, Observation
@@ -97,12 +97,6 @@ def run(name: str, seed: int = 0, steps: int = STEPS) -> Simulation:
     cluster = replace(case.cluster, lower=LEAST, upper=MOST) if name.endswith("as OmniLearn") else case.cluster
     done = simulate(hooks, cluster, case.global_batch, steps, seed=seed)
     return replace(done, limits=case.cluster.limits)  # the best split has no bounds
-
-
-def gain(sim: Simulation, base: Simulation, steps: slice = slice(None)) -> float:
-    """Return the examples per second over those of another run in the same steps."""
-    rates = [s.global_batch[steps].sum() / s.step_seconds[steps].sum() for s in (sim, base)]
-    return float(rates[0] / rates[1])
 
 
 def overall(runs: dict[str, list[Simulation]]) -> list[dict[str, str]]:

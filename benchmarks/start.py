@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import command_line, report
+from _measure import command_line, middle, report
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = str(ROOT / "benchmarks" / "_start_run.py")
@@ -96,15 +96,11 @@ def rows_of(model: str, ranks: int, found: dict[tuple[str, str], list[Start]]) -
                 "all": f"{np.median(seconds.sum(1)):.2f} ({np.median(cpu.sum(1)):.2f})",
                 "programs": starts[0].programs,
                 "compiler": f"{np.median([s.compiling for s in starts]):.2f}",
-                "ratio": spread(ratio),
-                "ratio of processor time": spread(ratio_of_cpu),
+                "ratio": middle(ratio),
+                "ratio of processor time": middle(ratio_of_cpu),
             }
         )
     return rows
-
-
-def spread(sample: np.ndarray) -> str:
-    return f"{np.median(sample):.2f} ({sample.min():.2f} – {sample.max():.2f})"
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ Four workers train a net of dense layers (0.6 million parameters) on digits with
 steps, alternating in blocks: on one host, and as two ranks on each of two hosts (network namespaces of this machine:
 Linux and root) joined at 100 Mbit/s (`--rate`). All updates have the same number of examples on each worker and the
 same learning rate. Accuracy on held-out digits is that of `strategy.model`; for pairs, that of the replicas' mean.
-
-`--rank` runs the part of each rank.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 import optax
 from _examples import load
 from _hosts import job, joined, tell
-from _measure import command_line, report
+from _measure import command_line, middle, report
 from _timed_models import cross_entropy
 
 import adaptive as ad
@@ -45,21 +43,9 @@ STRATEGIES = {
 }
 
 
-class Net(nn.Module):
-    """A net of dense layers of one width."""
-
-    classes: int
-
-    @nn.compact
-    def __call__(self, image):
-        x = image.reshape(len(image), -1)
-        for _ in range(3):
-            x = nn.relu(nn.Dense(512)(x))
-        return nn.Dense(self.classes)(x)
-
-
 TRAIN, TEST, CLASSES, _ = load("digits")
-NET = Net(CLASSES)
+DENSE = [layer for _ in range(3) for layer in (nn.Dense(512), nn.relu)]
+NET = nn.Sequential([lambda image: image.reshape(len(image), -1), *DENSE, nn.Dense(CLASSES)])
 LOSS = jax.value_and_grad(cross_entropy(NET.apply))
 
 
@@ -129,27 +115,20 @@ def rows(found: dict[str, list[Any]], where: str, seconds: float) -> list[dict[s
     """Return the rows of one setting, one per strategy."""
     rates = {name: np.array([rate for rate, _ in seeds]) for name, seeds in found.items()}
     table = []
-    for name, seeds in found.items():
-        ratio = rates[name] / rates["synchronous"]
-        at = {
-            when: [np.interp(when, *zip(*curve, strict=True)) for _, curve in seeds] for when in (seconds / 4, seconds)
-        }
-        table.append(
-            {
-                "": name,
-                "workers are": where,
-                "updates/s": f"{rates[name].mean():.0f}",
-                "to synchronous": f"{ratio.mean():.2f} ({ratio.min():.2f} – {ratio.max():.2f})",
-                **{f"accuracy after {when:g} s": " ".join(f"{a:.1%}" for a in found) for when, found in at.items()},
-            }
-        )
+    for name, of_seeds in found.items():
+        row = {"": name, "workers are": where, "updates/s": f"{rates[name].mean():.0f}"}
+        row["to synchronous"] = middle(rates[name] / rates["synchronous"])
+        for when in (seconds / 4, seconds):
+            at = [np.interp(when, *zip(*curve, strict=True)) for _, curve in of_seeds]
+            row[f"accuracy after {when:g} s"] = " ".join(f"{share:.1%}" for share in at)
+        table.append(row)
     return table
 
 
 def main() -> None:
     args = command_line(
         __doc__,
-        rank=False,
+        rank=(False, "the part of one rank"),
         seconds=(8.0, "of steps, of each strategy"),
         seeds=3,
         rate=("100mbit", "of the hosts' links, as tc reads it"),
@@ -171,7 +150,7 @@ def main() -> None:
             f"Digits, {args.seeds} seeds (an accuracy each), SGD at 0.05, {SIZE} examples of each of {WORKERS} "
             f"workers in an update; rounds have {LOCAL_STEPS} updates. Seconds are those of steps, compilation and "
             f"evaluation apart; strategies took turns in blocks of {BLOCK:g} s. {WORKERS} ranks share {os.cpu_count()} "
-            "cores with both hosts' TCP. Ratios: mean over seeds, and the least and most.",
+            "cores with both hosts' TCP. Ratios: median over seeds, and the least and most.",
         ],
     )
 

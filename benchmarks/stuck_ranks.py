@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Any
 
 import numpy as np
-from _elastic import ROOT, Notes, job, monitored
+from _elastic import Notes, job, monitored
 from _measure import command_line, readable, report
-
-sys.path.insert(0, str(ROOT))
 
 WORKERS, QUIET = 3, 100  # steps without a change before the next stop
 STEPS, EVERY = 100_000, 10  # noisy steps; the limit is computed anew every so many
@@ -65,13 +62,13 @@ def rank(folder: str, stops: int) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def stops_of(notes: list[list[dict[str, Any]]]) -> list[dict[str, float]]:
+def stops_of(notes: list[list[dict[str, Any]]]) -> list[float]:
     """Return for each stop the seconds until the next step."""
     lines = sorted((line for of_rank in notes for line in of_rank), key=lambda line: line["t"])
     found = []
     for at in (line["t"] for line in lines if line["kind"] == "stops"):
         steps = [next(n["t"] for n in of if n["t"] > at and n.get("lost")) for of in notes if _took_part(of, at)]
-        found.append({"next step": max(steps) - at})
+        found.append(max(steps) - at)
     return found
 
 
@@ -115,10 +112,9 @@ def main() -> None:
         })  # fmt: skip
     with job(WORKERS - 1 + args.stops, __file__, ["--stops", args.stops]) as running:
         stops = stops_of(running.finished())
-    told = {kind: [stop[kind] for stop in stops] for kind in ("next step",)}
-    words = "; ".join(f"{k} {readable(float(np.median(v)))} ({readable(max(v))} at most)" for k, v in told.items())
     notes = [
-        f"A rank that is stopped, among three with steps of some 5 ms, {len(stops)} stops, in the median: {words}.",
+        f"A rank that is stopped, among three with steps of some 5 ms, {len(stops)} stops: the next step comes after "
+        f"{readable(float(np.median(stops)))} in the median, and {readable(max(stops))} at most.",
         f"Each run has a pause of {PAUSE:g} s every {PAUSE_EVERY} steps. Load average at the end: "
         f"{os.getloadavg()[0]:.1f}.",
     ]

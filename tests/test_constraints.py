@@ -41,8 +41,4 @@ def test_it_has_a_version_for_all_that_make_installs(python):
     wanted = [Requirement(r) for r in (*project["dependencies"], *extras, *PROJECT["build-system"]["requires"])]
     found = versions(python)
     assert [r for r in wanted if not r.specifier.contains(found.get(canonicalize_name(r.name), "0"))] == []
-
-
-@pytest.mark.parametrize("python", PYTHONS)
-def test_jax_and_jaxlib_are_of_one_version(python):
-    assert versions(python)["jax"] == versions(python)["jaxlib"]
+    assert found["jax"] == found["jaxlib"]

@@ -281,10 +281,3 @@ def test_public_names_are_documented_and_typed(package):
 )  # fmt: skip
 def test_a_wrong_import_is_seen(file, source, complaint):
     assert complaint in "\n".join(wrong_imports(source, file))
-
-
-def test_an_import_from_above_is_seen():
-    (found,) = from_above("def f():\n    import adaptive.program.program", "adaptive/graph/partition.py")
-    assert ":2: graph must not know program" in found
-    (found,) = from_above("from adaptive import Program", "adaptive/graph/partition.py")
-    assert "is a door of the house" in found

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks._measure import alternate, command_line, contention, readable, report, summary
+from benchmarks._measure import alternate, command_line, contention, middle, readable, report, summary
 from tests.mpirun import ROOT
 from tests.speed import limit
 
@@ -51,12 +51,17 @@ def test_a_result_names_the_hardware_and_not_the_host(tmp_path):
     assert str(ROOT) not in text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(12.34, "12.3 s"), (1.0, "1.00 s"), (0.01234, "12.3 ms"), (123.4e-6, "123 µs"), (5e-9, "5 ns"), (0.0, "0 ns")],
-)
-def test_seconds_are_readable(seconds, text):
-    assert readable(seconds) == text
+def test_seconds_are_readable():
+    texts = [readable(seconds) for seconds in (12.34, 1.0, 0.01234, 123.4e-6, 5e-9, 0.0)]
+    assert texts == ["12.3 s", "1.00 s", "12.3 ms", "123 µs", "5 ns", "0 ns"]
+
+
+def test_the_middle_of_seeds_says_what_is_unknown_and_what_was_never_reached():
+    assert middle([1, 2, 4]) == "2.00 (1.00 – 4.00)"
+    assert middle([3, 3], 0, " ms") == "3 ms"
+    assert middle([1, 2, np.inf], 1) == "2.0 (1.0 – never)"
+    assert middle([np.nan, 1234.5, 5.0], None) == "620 (5 – 1,234), 2 of 3"
+    assert middle([np.nan], unknown="no progress") == "no progress"
 
 
 def test_options_have_the_type_of_their_default_and_a_result_is_written_only_if_asked(monkeypatch):
@@ -81,24 +86,17 @@ def test_pin_moves_threads_that_are_there_already():
 
 
 @needs_linux
-def test_contention_spins_on_its_core_and_ends_with_the_context():
+def test_contention_spins_on_its_core_until_its_parent_has_ended():
     core = max(os.sched_getaffinity(0))
-    with contention(core, processes=2) as pids:
-        neighbors = [psutil.Process(pid) for pid in pids]
-        assert [neighbor.cpu_affinity() for neighbor in neighbors] == [[core]] * 2
-    assert not any(neighbor.is_running() for neighbor in neighbors)
-
-
-@needs_linux
-def test_contention_ends_when_its_parent_is_killed():
     program = (
-        "import os, time; from benchmarks._measure import contention\n"
-        "with contention(min(os.sched_getaffinity(0))) as (pid,):\n"
+        "import time; from benchmarks._measure import contention\n"
+        f"with contention({core}) as (pid,):\n"
         "    print(pid, flush=True); time.sleep(1000)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         neighbor = psutil.Process(int(parent.stdout.readline()))
+        assert neighbor.cpu_affinity() == [core]
     finally:
         parent.kill()
         parent.communicate()

@@ -18,9 +18,6 @@ lb_bsp, batching, omnilearn = (
 )
 
 
-# --- LB-BSP -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_exact_split_on_four_gpus():
     assert lb_bsp.slowest(lb_bsp.EQUAL) / lb_bsp.slowest(lb_bsp.exact()) == pytest.approx(3.76, abs=0.005)
     steps, rest = lb_bsp.epoch_model()
@@ -36,49 +33,26 @@ def test_balance_takes_two_where_stepping_takes_more():
     assert min(times, key=times.get) == "balance"
 
 
-# --- dynamic batching -------------------------------------------------------------------------------------------------
-
-
-def test_bounds_on_the_gain_that_are_published_as_exceeded():
+def test_no_policy_gains_more_than_the_published_bound_and_all_take_two_adjustments():
     bounds = [batching.bound(capacities) for capacities, _ in batching.CLUSTERS.values()]
     np.testing.assert_allclose(bounds, [1.44, 2.22, 3.25, 6.5, 2.67], atol=0.006)
-
-
-@pytest.mark.parametrize("name", batching.CLUSTERS)
-def test_no_policy_gains_more_than_the_bound(name):
-    capacities, _ = batching.CLUSTERS[name]
-    here = batching.cluster(capacities, fixed=0.0)
-    base = batching.run("equal", here, 200)
-    for policy in ("static", "as printed", "proportional", "balance"):
-        gain = batching.gain(batching.run(policy, here, 200), base)
-        assert 0.8 * batching.bound(capacities) < gain <= batching.bound(capacities)
-
-
-def test_within_two_adjustments_from_equal_batches():
-    for capacities, _ in batching.CLUSTERS.values():
-        here = batching.cluster(capacities, fixed=0.05)
-        counts = {p: len(batching.run(p, here, 100).adjustments) for p in ("as printed", "proportional", "balance")}
-        assert all(1 <= count <= 2 for count in counts.values()), counts
+    for (capacities, _), bound in zip(batching.CLUSTERS.values(), bounds, strict=True):
+        here = batching.cluster(capacities, fixed=0.0)
+        base = batching.run("equal", here, 200)
+        for policy in ("as printed", "proportional", "balance"):
+            found = batching.run(policy, here, 200)
+            assert 0.8 * bound < batching.gain(found, base) <= bound
+            assert 1 <= len(found.adjustments) <= 2, policy
     assert batching.contraction(batching.CORES, 0.2) == pytest.approx(0.2)
 
 
 def test_without_the_dead_band_batches_never_rest():
-    changes = {
-        band: len(
-            simulate(
-                ctrl.published.proportional(dead_band=band, drop=None),
-                batching.cluster(batching.CORES, 0.02),
-                [64] * 3,
-                200,
-            ).changes
-        )
-        for band in (0.05, 0.0)
-    }
-    assert changes[0.05] <= 3
-    assert changes[0.0] > 15
+    def changes(band):
+        policy = ctrl.published.proportional(dead_band=band, drop=None)
+        return len(simulate(policy, batching.cluster(batching.CORES, 0.02), [64] * 3, 200).changes)
 
-
-# --- OmniLearn --------------------------------------------------------------------------------------------------------
+    assert changes(0.05) <= 3
+    assert changes(0.0) > 15
 
 
 def test_omnilearns_rule_equals_a_calculation_by_hand():

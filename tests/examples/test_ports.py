@@ -98,11 +98,6 @@ def test_a_user_changes_few_lines():
 
 
 @pytest.mark.long
-def test_the_original_learns(tmp_path):
-    check("nnx", alone(shortened(BEFORE, tmp_path)))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_port_learns_where_it_is_copied_to(name, tmp_path):
     script = shortened(after(name), tmp_path)

@@ -49,12 +49,8 @@ class Right:
 
 
 @dataclass(frozen=True)
-class Named:
-    leaves: tuple[str, ...]  # in what `check` prints
-
-
-@dataclass(frozen=True)
-class NotKnown:
+class Checked:
+    verdict: str
     texts: tuple[str, ...]  # in what `check` prints
 
 
@@ -70,11 +66,11 @@ def right(plain: Callable, **options: Any):
 
 
 def named(*leaves: str, **options: Any):
-    return _case(Named(leaves), options)
+    return _case(Checked("no", leaves), options)
 
 
 def not_known(*texts: str, **options: Any):
-    return _case(NotKnown(texts), options)
+    return _case(Checked("not known", texts), options)
 
 
 def _case(verdict: Any, options: dict[str, Any]):
@@ -271,19 +267,6 @@ def a_generator_with_a_state(state, batch):
     return step(state, mean_gradient(state, batch) + jax.lax.rng_uniform(0.0, 1.0, (FEATURES,))), {}
 
 
-@right(plain(same=lambda s, b: True, spread=lambda s, b: 0.0))
-def a_host_value_that_is_asked_for_once(state, batch):
-    """One draw a worker and step, in however many calls and segments it is used."""
-    drawn = jax.pure_callback(lambda _: np.float32(np.random.rand()), ONE, state["w"][0])
-    in_calls = comm.all_reduce(drawn + 0 * batch["y"].mean())
-    examples = comm.all_gather(ad.batch_size()).astype(float)
-    by_worker = (comm.all_gather(drawn) * examples).sum() / examples.sum()
-    first = comm.broadcast(drawn)
-    same = first == comm.all_gather(drawn)[0]
-    spread = jnp.round(jnp.abs(in_calls - by_worker), 5)
-    return step(state, mean_gradient(state, batch)), {"same": same, "spread": spread}
-
-
 @refused(ad.ReplicationError, "ad.replicated", "this worker's examples")
 def a_vow_on_what_is_of_the_batch(state, batch):
     return step(state, ad.replicated(jax.grad(loss)(state["w"], batch))), {}
@@ -321,14 +304,6 @@ def a_gradient_clipped_in_each_call(state, batch):
 @named("metric ['n']", shares=None)
 def a_length_squared(state, batch):
     return step(state, mean_gradient(state, batch)), {"n": comm.all_reduce(len(batch["y"]) ** 2, op="sum")}
-
-
-@right(plain(n=lambda s, b: len(b["y"]), mean=lambda s, b: b["y"].mean()))
-def lengths_that_only_add_up(state, batch):
-    n = len(batch["y"])
-    total, count = comm.all_reduce((batch["y"].sum(), 1.0 * n), op="sum")
-    seen = {"n": comm.all_reduce(jnp.ones(n).sum(), op="sum"), "mean": total / count}
-    return step(state, mean_gradient(state, batch)), seen
 
 
 @not_known("nothing that follows from it shows it", "cases.py:", shares=None)

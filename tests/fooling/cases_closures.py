@@ -22,32 +22,14 @@ def ask(control, size):
     control.stop() if size < 0 else None
 
 
-def trained(state, batch, hook, *values):
+def trained(state, batch, hook):
     """A step, with a hook."""
     gradient = mean_gradient(state, batch)
-    ctrl.hook(hook, *(values or (gradient[0],)), name="grow")
+    ctrl.hook(hook, gradient[0], name="grow")
     return step(state, gradient), {}
 
 
 # --- what a trace makes -----------------------------------------------------------------------------------------------
-
-
-def closed_over(name, make, *texts):
-    """Register a driver whose hook closes over `make(length)`."""
-
-    def driver(state, batch):
-        made = make(len(batch["y"]))
-        return trained(state, batch, lambda control, value: ask(control, bool(made)))
-
-    driver.__name__ = f"a_length_as_{name}"
-    refused(ad.DriverError, *(texts or ("hook 'grow' closes over it: made", "ad.global_batch()")))(driver)
-
-
-def of_another_kind(name, make):
-    """Register a driver whose hook closes over `make(length)`, which cannot be compared."""
-    closed_over(
-        name, make, "cannot be compared between two traces: made, which <lambda>() closes over", "Create it once"
-    )
 
 
 @dataclasses.dataclass
@@ -55,15 +37,10 @@ class Sizes:
     n: int
 
 
-closed_over("an_array", np.array)
-of_another_kind("a_dataclass", Sizes)
-
-TRACED = "hook 'grow' closes over a traced value: "
-
-
-@refused(ad.DriverError, TRACED + "batch, which <lambda>() closes over", "Pass it as a value of the hook")
-def a_hook_that_closes_over_the_batch(state, batch):
-    return trained(state, batch, lambda control, value: ask(control, len(batch["y"])))
+@refused(ad.DriverError, "cannot be compared between two traces: made, which <lambda>() closes over", "Create it once")
+def a_length_in_an_object(state, batch):
+    made = Sizes(len(batch["y"]))
+    return trained(state, batch, lambda control, value: ask(control, made.n))
 
 
 @refused(ad.DriverError, READS, "an argument of functools.partial")
@@ -103,21 +80,6 @@ def another_function_for_some_lengths(state, batch):
         lambda control, value: ask(control, 3),
     )
     return trained(state, batch, functions[len(batch["y"]) % 3])
-
-
-@refused(ad.DriverError, READS, "factor")
-def a_length_for_a_policys_argument(state, batch):
-    gradient = mean_gradient(state, batch)
-    lr = ad.hyperparameter("lr", 0.1)
-    ctrl.hook(rate_of(np.full(2, len(batch["y"]))), gradient[0])
-    return step(state, gradient + 0 * lr), {}
-
-
-def rate_of(factor):
-    def update(observation, state):
-        return ad.Decision(hyperparameters={"lr": 0.01 * float(factor[0])}), state
-
-    return ctrl.Policy(lambda n_workers: (), update, "rate")
 
 
 @refused(ad.DriverError, READS, "sizes")

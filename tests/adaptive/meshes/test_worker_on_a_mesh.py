@@ -297,13 +297,6 @@ def test_exchanges_of_whole_values(exchange, name):
         build(exchanging, state, make_data(), 32, world=world, per_worker_state=lambda state: state)
 
 
-def test_a_driver_that_closes_over_a_sharded_array():
-    mesh = mesh_of()
-    table = jax.device_put(jnp.ones((FEATURES, 4)), NamedSharding(mesh, P("fsdp")))
-    with comm.SoloWorld(mesh=mesh) as world, pytest.raises(ad.DriverError, match=r"closes over.* is sharded"):
-        build(lambda s, b: (s + comm.all_reduce(b["x"].mean()) * table.sum(), {}), 0.0, make_data(), 32, world=world)
-
-
 def test_parts_are_cut_over_each_axis_that_divides_them():
     mesh = LocalMesh(mesh_of())
     for spec, shape, cut in [
