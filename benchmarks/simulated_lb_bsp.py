@@ -147,7 +147,7 @@ def main() -> None:
         table(first_steps()),
         f"From {sizes_text(EQUAL)}, {len(SEEDS)} seeds where there is jitter: median (least – largest), over 2000 "
         "steps. The gap is the true one, noise apart; where 2 of 5 are counted, 3 kept a larger one. `expected` was "
-        "worked out beforehand for the rule as described; we know no published counts, nor LB-BSP's first D and window.",
+        "worked out beforehand for the rule as described; no published counts are known, nor LB-BSP's D and window.",
         "## Policies over the first steps",
         table(policies(0.02) + policies(0.05)),
         f"{len(SEEDS)} seeds: median (least – largest). `ideal` has the exact split from the first step on, under the "
