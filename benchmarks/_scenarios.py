@@ -76,9 +76,6 @@ def memory(n, steps, rng):
     return cluster_of(affine_times(rng, n, 0.1), upper=int(1.3 * BATCH)), BATCH * n
 
 
-# --- speeds that change -----------------------------------------------------------------------------------------------
-
-
 @named
 def cascade(n, steps, rng):
     """Changing slowdown: after every eighth of the run, another worker takes up to four times as long."""
@@ -97,9 +94,6 @@ def periodic(n, steps, rng):
     ), BATCH * n
 
 
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
 @named
 def noisy(n, steps, rng):
     """Speeds up to two times apart, with noise of 20 %."""
@@ -110,9 +104,6 @@ def noisy(n, steps, rng):
 def random_stragglers(n, steps, rng):
     """Unpredictable stragglers: in 2 % of its steps, a worker takes up to eight times as long."""
     return cluster_of(affine_times(rng, n, 0.1, 2.0), noise=together(jitter(0.05), stragglers(0.02, 8.0))), BATCH * n
-
-
-# --- workers and batches that change ----------------------------------------------------------------------------------
 
 
 @named
@@ -156,9 +147,6 @@ def _one(n: int, factor: float) -> np.ndarray:
     return np.where(np.arange(n) == 0, factor, 1.0)
 
 
-# --- numbers of workers that change -----------------------------------------------------------------------------------
-
-
 @named
 def listing_1(n, steps, rng):
     """KungFu's Listing 1: the number of workers follows the noise scale, which grows `workers` times."""
@@ -170,9 +158,6 @@ def listing_1(n, steps, rng):
     hook = Hooked(noise_workers(BATCH), ("noise_scale",), max(1, steps // 40))
     reserve = {"first": 1, "join_after": max(1, steps // 100)}
     return cluster_of(affine_times(rng, n, 0.1, 2.0), noise_scale=scale, **reserve), BATCH, (hook,)
-
-
-# --- published experiments --------------------------------------------------------------------------------------------
 
 
 @named

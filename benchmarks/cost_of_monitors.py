@@ -49,13 +49,6 @@ MONITORS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "per example, sample=2": lambda grads, avg, norms, state: mon.noise_scale(grads, avg, per_example=norms),
 }
 
-# Options of `mon.example_norms` for the monitors that take norms.
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "noise_scale, per example": {},
-    "per example, by layer": {},
-    "per example, sample=2": {"sample": 2},
-}
-
 
 def monitors_of(parts: str) -> list[str]:
     """Return the monitors to time: those whose names contain one of the comma-separated parts, and none."""
@@ -64,11 +57,11 @@ def monitors_of(parts: str) -> list[str]:
 
 def program(model: Model, name: str) -> ad.Program:
     """Return a warm program that trains a model with the monitor of this name; its noise scales are metrics."""
-    monitor, options = MONITORS[name], EXAMPLES.get(name)
+    monitor, options = MONITORS[name], {"sample": 2} if "sample" in name else {}
 
     def driver(state: tuple, batch: Any) -> tuple:
         params, opt_state = state
-        if options is not None:
+        if "per example" in name:
             loss, grads, norms = mon.example_norms(model.loss_fn, **options)(params, batch)
         else:
             (loss, grads), norms = jax.value_and_grad(model.loss_fn)(params, batch), None

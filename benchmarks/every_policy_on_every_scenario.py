@@ -42,9 +42,6 @@ SHORT = {
 }
 
 
-# --- every policy on every scenario -----------------------------------------------------------------------------------
-
-
 def over_best(name: str, seed: int, steps: int) -> tuple[dict[str, float], dict[str, int]]:
     """Return for each policy its seconds relative to the best split, up to the examples that all have done, and its
     changes.
@@ -92,9 +89,6 @@ def against(over: dict[str, np.ndarray], ours: str, published: list[str]) -> tup
     best = min(published, key=lambda policy: float(np.median(over[policy])))
     ratio = over[ours] / over[best]
     return float(np.median(ratio)), float(ratio.max()), best
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict) -> list[dict[str, str]]:
