@@ -29,27 +29,16 @@ OUTSIDE, INSIDE, PATIENT, LEFT = range(4)  # phases: PATIENT is inside an operat
 
 
 class ActivityReading(NamedTuple):
-    """What a world of a process is doing, as another process has read it.
+    """What a world of a process is doing, as another process has read it."""
 
-    Attributes:
-      group: identifies the processes of the world.
-      survives: whether the others continue when a process is lost.
-      hang_timeout: the setting, in seconds; None for the default.
-      phase: OUTSIDE, INSIDE, PATIENT or LEFT.
-      begun: number of operations begun by this group.
-      seconds: seconds since the latest one began.
-      about: the latest operation; if the phase is LEFT, why the process has left.
-      usual: the 99th percentile of the seconds between two operations; None if there were too few.
-    """
-
-    group: int
-    survives: bool
-    hang_timeout: float | None
-    phase: int
-    begun: int
-    seconds: float
-    about: str
-    usual: float | None
+    group: int  # identifies the processes of the world
+    survives: bool  # whether the others continue when a process is lost
+    hang_timeout: float | None  # the setting, in seconds; None for the default
+    phase: int  # OUTSIDE, INSIDE, PATIENT or LEFT
+    begun: int  # number of operations begun by this group
+    seconds: float  # since the latest one began
+    about: str  # the latest operation; if the phase is LEFT, why the process has left
+    usual: float | None  # the 99th percentile of the seconds between two operations; None if there were too few
 
     @property
     def inside(self) -> bool:
@@ -77,13 +66,13 @@ class WorldActivity(ctypes.Structure):
     )
 
     def begin(self, about: str, since: float, phase: int = INSIDE) -> None:
-        """Record that an operation begins: its description, the present time, and INSIDE or PATIENT."""
+        """Record that an operation begins, at the time `since`; `phase`: INSIDE or PATIENT."""
         self.begun += 1
         self.phase, self.since, self.description = phase, since, about.encode()[:MOST_BYTES]
         self.recent[self.begun % RECENT] = since
 
     def watch(self, group: int, survives: bool, hang_timeout: float | None) -> None:
-        """Have others watch this process as a member of a group from now on; see `ActivityReading`."""
+        """Have others watch this process as a member of a group from now on."""
         self.survives, self.begun = survives, 0
         self.hang_timeout = -1.0 if hang_timeout is None else hang_timeout
         self.group = group
@@ -99,26 +88,21 @@ class WorldActivity(ctypes.Structure):
 
     def read(self) -> ActivityReading:
         """Return what the world is doing."""
-        seconds = max(0.0, time.perf_counter() - self.since)
+        seconds, usual = max(0.0, time.perf_counter() - self.since), None
+        if self.phase in (INSIDE, PATIENT) and seconds > 0.5:  # it is needed of a rank that waits only
+            numbers = range(max(0, self.begun - RECENT) + 1, self.begun + 1)
+            usual = percentile([self.recent[number % RECENT] for number in numbers])
         given = None if self.hang_timeout < 0 else self.hang_timeout
-        found = ActivityReading(self.group, self.survives, given, self.phase, self.begun, seconds, self.about, None)
-        if not found.inside or seconds <= 0.5:
-            return found  # the percentile is needed of a rank that waits only
-        numbers = range(max(0, self.begun - RECENT) + 1, self.begun + 1)
-        return found._replace(usual=percentile([self.recent[number % RECENT] for number in numbers]))
+        return ActivityReading(self.group, self.survives, given, self.phase, self.begun, seconds, self.about, usual)
 
 
 class ActivityRecord(ctypes.Structure):
-    """The memory of one process.
-
-    Fields: `pid` of the process that writes, 0 if there was none; `stacks`, the descriptor to which it writes its
-    stacks, -1 if it does not; `socket`, the name of the abstract socket at which it answers; and its `worlds`.
-    """
+    """The memory of one process."""
 
     _fields_ = (
-        ("pid", ctypes.c_int64),
-        ("stacks", ctypes.c_int64),
-        ("socket", ctypes.c_char * 64),
+        ("pid", ctypes.c_int64),  # of the process that writes; 0 if there was none
+        ("stacks", ctypes.c_int64),  # the descriptor to which it writes its stacks; -1 if it does not
+        ("socket", ctypes.c_char * 64),  # the name of the abstract socket at which it answers
         ("worlds", WorldActivity * WORLDS),
     )
 
@@ -129,11 +113,7 @@ class ActivityRecord(ctypes.Structure):
 
     @classmethod
     def create(cls) -> tuple[ActivityRecord, int]:
-        """Return new memory, and its descriptor, which child processes inherit.
-
-        Raises:
-          OSError: this system has no such memory.
-        """
+        """Return new memory, and its descriptor, which child processes inherit. Raises OSError where there is none."""
         if not hasattr(os, "memfd_create"):
             raise OSError("no memfd_create")
         file = os.memfd_create(_NAME, 0)

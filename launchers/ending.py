@@ -39,6 +39,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 LAUNCHER = "ADAPTIVE_LAUNCHER"  # TOKEN SECONDS HOST ADDRESS:PORT ADDRESS:PORT …
@@ -51,25 +52,25 @@ LONGEST_LINE = 1 << 20  # bytes, from a process to the launcher
 _LONGEST_ERROR = 100_000  # characters, each at most 6 bytes in JSON
 
 
+@dataclass
 class _Ending:
     """The state of this process's end."""
 
-    def __init__(self) -> None:
-        self.code: int | None = None  # its exit code; None: unknown
-        self.leaves = False  # it leaves for good while others continue
-        self.heard = False  # it ends by an error that all processes raise
-        self.worlds = 0  # number of open worlds
-        self.line: socket.socket | None = None  # to the supervisor
-        self.said = threading.Lock()
-        self.prepared = False
-        self.pid = os.getpid()  # of the process of the job; its forked children report nothing
+    code: int | None = None  # its exit code; None: unknown
+    leaves: bool = False  # it leaves for good while others continue
+    heard: bool = False  # it ends by an error that all processes raise
+    worlds: int = 0  # number of open worlds
+    line: socket.socket | None = None  # to the supervisor
+    prepared: bool = False
+    said: threading.Lock = field(default_factory=threading.Lock)
+    pid: int = field(default_factory=os.getpid)  # of the process of the job; its forked children report nothing
 
 
 _me = _Ending()
 
 
 def prepare() -> None:
-    """Find the supervisor if `adaptive run` started this job, and register the exit handler. Idempotent."""
+    """Find the supervisor if there is one, and register the exit handler. Idempotent."""
     if _me.prepared:
         return
     _me.prepared, _me.pid = True, os.getpid()
@@ -78,54 +79,39 @@ def prepare() -> None:
     with suppress(OSError, ValueError):  # a process between has closed it, and another file may have its number
         if os.fstat(int(file)).st_ino == int(inode):
             _me.line = socket.socket(fileno=int(file))
-            _say(pid=os.getpid())
+            report(pid=os.getpid())
 
 
 @contextmanager
 def making_world(of_all: bool) -> Iterator[None]:
-    """Report to the launcher, as a context manager, that this process is making a world, and waits for all others if
-    it is `of_all` processes of the job.
+    """Report to the launcher, as a context manager, that this process is making a world, for which it waits for all
+    others if the world is `of_all` processes of the job.
     """
     prepare()
     if of_all:
-        _say(making=True)
+        report(making=True)
     try:
         yield
     finally:
         if of_all:
-            _say(making=False)
+            report(making=False)
 
 
 def world_made() -> None:
     """Report that training continues from now on if this process dies."""
     _me.worlds += 1
-    _say(worlds=_me.worlds)
+    report(worlds=_me.worlds)
 
 
 def world_ended() -> None:
     """Report that a world has ended on all processes."""
     _me.worlds -= 1
-    _say(worlds=_me.worlds)
-
-
-def joined() -> None:
-    """Report that this process, which was spawned, is a member of the job, so its end counts."""
-    _say(joined=True)
-
-
-def checkpoint_saved(step: int) -> None:
-    """Report that a checkpoint of this step is on the disk."""
-    _say(saved=step)
+    report(worlds=_me.worlds)
 
 
 def all_have_heard() -> None:
     """Record that this process is about to end by an error that all processes raise, so that it aborts none of them."""
     _me.heard = True
-
-
-def others_are_lost() -> None:
-    """Report that this process ends because all others are lost, so that their ends decide the job's exit code."""
-    _say(left=True)
 
 
 def leaves() -> bool:
@@ -134,20 +120,19 @@ def leaves() -> bool:
 
 
 def ends(code: int) -> None:
-    """Record the exit code with which this process is about to end.
-
-    A nonzero code is reported to the launcher at once, because others may wait for this process; 0 when Python ends.
+    """Record the exit code with which this process is about to end; report it now, since others may wait for this
+    process, unless it is 0, which is reported when Python ends.
     """
     if not _me.leaves:
         _me.code = code
         if code:
-            _say(ends=code, heard=_me.heard)
+            report(ends=code, heard=_me.heard)
 
 
 def show_error(text: str) -> None:
     """Print the error by which this process ends, in one piece: the launcher does, if there is one."""
     sys.stdout.flush()
-    if not _say(error=text[-_LONGEST_ERROR:]):
+    if not report(error=text[-_LONGEST_ERROR:]):
         sys.stderr.write(text)
         sys.stderr.flush()
 
@@ -163,12 +148,12 @@ def leave_job() -> NoReturn:
     """
     _me.leaves, _me.code = True, 0
     prepare()
-    _say(left=True)
+    report(left=True)
     raise SystemExit(0)
 
 
-def _say(**what: Any) -> bool:
-    """Send a report to the launcher. Returns whether it was sent: the launcher may be gone, or not ours."""
+def report(**what: Any) -> bool:
+    """Send a report with these fields to the launcher. Returns whether it was sent: it may be gone, or not ours."""
     if os.getpid() == _me.pid:
         with suppress(OSError), _me.said:
             if _me.line is not None:
@@ -205,7 +190,7 @@ def _end() -> None:
     survives = os.environ.get(SURVIVES, "").lower() in ("1", "true", "yes")
     by_error = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it prints an error
     if not _me.code and not _me.leaves and not by_error:
-        _say(ends=0)
+        report(ends=0)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return

@@ -59,17 +59,11 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Sight:
-    """What an observer has seen of one rank in one of its worlds.
+    """What an observer has seen of one rank in one of its worlds."""
 
-    Attributes:
-      name: the rank, for messages.
-      reading: what the world is doing; None if nothing is known.
-      seen: fields of `inspection.inspect`, at least `pid` and `state`, which may also be UNSEEN.
-    """
-
-    name: str
-    reading: ActivityReading | None
-    seen: Mapping[str, Any]
+    name: str  # the rank, for messages
+    reading: ActivityReading | None  # what the world is doing; None if nothing is known
+    seen: Mapping[str, Any]  # fields of `inspection.inspect`, at least `pid` and `state`, which may also be UNSEEN
 
     @property
     def answer(self) -> Mapping[str, Any]:
@@ -117,28 +111,23 @@ class HangDecision(NamedTuple):
 
 @dataclass
 class _Rank:
-    """What is known of a rank since the others wait in the present operation. Times are in seconds waited.
+    """What is known of a rank since the others wait in the present operation. Times are in seconds waited."""
 
-    Attributes:
-      sight: the latest one.
-      well: when it was last well: in the operation, or compiling.
-      nothing: since when it is known to do nothing; None if it does something.
-      account: the latest account of its use of cores since it was well.
-      core_use: its use of cores between the latest two.
-      excused: seconds for which it waited for a core since it was well.
-      killed: when it was killed.
-    """
+    sight: Sight  # the latest one
+    well: float = 0.0  # when it was last well: in the operation, or compiling
+    nothing: float | None = None  # since when it is known to do nothing; None if it does something
+    account: CoreTime | None = None  # the latest account of its use of cores since it was well
+    core_use: CoreTime = _NO_USE  # its use of cores between the latest two
+    excused: float = 0.0  # seconds for which it waited for a core since it was well
+    killed: float | None = None  # when it was killed
 
-    sight: Sight
-    well: float = 0.0
-    nothing: float | None = None
-    account: CoreTime | None = None
-    core_use: CoreTime = _NO_USE
-    excused: float = 0.0
-    killed: float | None = None
+    @property
+    def crossed(self) -> bool:
+        """Whether the rank is in a collective of another world, and so waits for others, too."""
+        return self.sight.state is State.CROSSED
 
     def see(self, sight: Sight, waited: float, most_excused: float) -> None:
-        """Record a sight: when the rank was well, its use of cores, and since when it does nothing."""
+        """Record a sight."""
         self.sight, self.core_use, account = sight, _NO_USE, sight.seen.get("core_time")
         if sight.state in (State.HERE, State.COMPILES):
             self.well, self.account, self.excused = waited, None, 0.0
@@ -179,8 +168,8 @@ class GroupWait:
     """The waits of the ranks of one group, as one observer sees them again and again.
 
     Attributes:
-      waited: how long ranks have waited in the present operation, in seconds. Time when the observer did not run does
-        not count: the whole job may have been stopped.
+      waited: seconds for which ranks have waited in the present operation. Time when the observer did not run does not
+        count: the whole job may have been stopped.
       shortest, longest: the limit for a rank that is known to do nothing, and for all others, in seconds.
     """
 
@@ -203,28 +192,23 @@ class GroupWait:
         return max(_SOONEST, _RARER * self.waited)
 
     def judge(self, sights: Mapping[Any, Sight], now: float) -> HangDecision | None:
-        """Record what was seen in a round, and return what follows; None if nothing does.
-
-        Args:
-          sights: all ranks of the group.
-          now: the time by the observer's clock, in seconds.
+        """Record what was seen of all ranks of the group in a round, at the time `now` of the observer's clock, and
+        return what follows; None if nothing does.
         """
         here = {who: sight.reading for who, sight in sights.items() if sight.state is State.HERE and sight.reading}
         self._count(here, now)
         if not here:
             return None
-        given = next((reading.hang_timeout for reading in here.values() if reading.hang_timeout is not None), None)
+        first = max(here, key=lambda who: here[who].seconds)
+        given, self._survives = here[first].hang_timeout, here[first].survives  # the same on all ranks
         usual = max((reading.usual for reading in here.values() if reading.usual is not None), default=None)
         self.longest = LONGEST if given is None else given
         self.shortest = default_limit(usual) if given is None else given
-        self._survives = any(reading.survives for reading in here.values())
         self._patient = any(reading.phase == PATIENT for reading in here.values())
-        ranks = {who: self._known.setdefault(who, _Rank(sight)) for who, sight in sights.items()}
-        for who, rank in ranks.items():
-            rank.see(sights[who], self.waited, _MOST_EXCUSED * self.longest)
-        first = max(here, key=lambda who: here[who].seconds)
+        for who, sight in sights.items():
+            self._known.setdefault(who, _Rank(sight)).see(sight, self.waited, _MOST_EXCUSED * self.longest)
         head = f"{sights[first].name} has waited for {_seconds(self.waited)} in {here[first].about or 'a collective'}:"
-        return self._decide(head, ranks)
+        return self._decide(head, {who: self._known[who] for who in sights})
 
     def _count(self, here: Mapping[Any, ActivityReading], now: float) -> None:
         """Count the time since the round before."""
@@ -240,12 +224,12 @@ class GroupWait:
     def _decide(self, head: str, ranks: Mapping[Any, _Rank]) -> HangDecision | None:
         times = {who: self._times_of_limit(rank) for who, rank in ranks.items()}
         late = {who: rank for who, rank in ranks.items() if times[who] >= 1}
-        waits_for_another = not all(map(_is_crossed, late.values()))  # each that is in another world's collective
+        all_crossed = all(rank.crossed for rank in late.values())  # else these wait for another one
         due = {
             who: rank
             for who, rank in late.items()
             if (times[who] == inf or (times[who] >= 2 and (Action.REPORT, who) in self._reported))
-            and not (waits_for_another and _is_crossed(rank))
+            and (all_crossed or not rank.crossed)
         }
         if due:
             lives = any(rank.killed is not None and self.waited - rank.killed >= self.longest for rank in due.values())
@@ -284,7 +268,7 @@ class GroupWait:
     def _new(
         self, action: Action, about: Iterable[Any], head: str, ranks: Mapping[Any, _Rank], rest: str
     ) -> HangDecision | None:
-        """Return a decision, unless it was made before."""
+        """Return a decision, if it is new."""
         new = {(action, who) for who in about}
         if new <= self._reported:
             return None
@@ -313,20 +297,12 @@ class GroupWait:
 
     def _can_lose(self, ranks: Mapping[Any, _Rank]) -> bool:
         """Return whether the others can continue without these ranks. They cannot if one waits in another world."""
-        return self._survives and not any(map(_is_crossed, ranks.values()))
+        return self._survives and not any(rank.crossed for rank in ranks.values())
 
 
 def default_limit(usual: float | None) -> float:
-    """Return the limit for a rank that is known to do nothing, in seconds.
-
-    Args:
-      usual: the 99th percentile of the seconds between two operations; None if there were too few.
-    """
+    """Return the limit for a rank that is known to do nothing, in seconds; `usual`: see `ActivityReading`."""
     return LONGEST if usual is None else min(max(_SHORTEST, _TIMES * usual), LONGEST)
-
-
-def _is_crossed(rank: _Rank) -> bool:
-    return rank.sight.state is State.CROSSED
 
 
 def _names(ranks: Mapping[Any, _Rank]) -> str:

@@ -38,17 +38,11 @@ _COMPILES = os.path.join("jax", "_src", "compiler.py")
 
 
 class CoreTime(NamedTuple):
-    """The kernel's account of a process up to a time, or between two times: sums over its threads, in seconds.
+    """The kernel's account of a process up to a time, or between two times: sums over its threads, in seconds."""
 
-    Attributes:
-      seconds: the time by a clock of its host, or between the two; 0 if there was no earlier account.
-      ran: for which threads ran on a core.
-      queued: for which threads were ready to run and had no core.
-    """
-
-    seconds: float = 0.0
-    ran: float = 0.0
-    queued: float = 0.0
+    seconds: float = 0.0  # the time by a clock of its host, or between the two; 0 if there was no earlier account
+    ran: float = 0.0  # for which threads ran on a core
+    queued: float = 0.0  # for which threads were ready to run and had no core
 
     def since(self, earlier: CoreTime) -> CoreTime:
         """Return the use of cores since an earlier account; waits of several threads count once."""
@@ -88,12 +82,8 @@ def state_of(pid: int) -> str:
 
 
 def inspect(record: ActivityRecord, pid: int, detailed: bool) -> dict[str, Any]:
-    """Return what a process of this host is doing, as fields of JSON. Takes up to two seconds if `detailed`.
-
-    Args:
-      record: its record.
-      pid: its pid.
-      detailed: whether to ask a running process that is outside of operations what it is doing.
+    """Return what a process of this host is doing, as fields of JSON; `record`: its record. If `detailed`, a running
+    process that is outside of operations is asked what it is doing, which takes up to two seconds.
 
     Returns:
       pid, worlds: the pid, and what each watched world is doing (`ActivityReading`).
@@ -159,14 +149,8 @@ def write_stacks_upon_signal() -> int:
 
 
 def written_stacks(pid: int, file: int) -> str:
-    """Have another process write its stacks, and return those that matter: readers, the main thread, and programs.
-
-    Args:
-      pid: the process.
-      file: the result of `write_stacks_upon_signal` in that process.
-
-    Returns:
-      The stacks, as faulthandler writes them. "" if it writes none, or this process may not read the file.
+    """Have another process write its stacks, and return those that matter: readers, the main thread, and programs. ""
+    if it writes none. `file`: what `write_stacks_upon_signal` has returned there.
     """
     if file < 0:
         return ""

@@ -33,8 +33,7 @@ class Job:
     """A job of several ranks, run once.
 
     Args:
-      command: the whole command line of mpirun.
-      environ: the environment of mpirun.
+      command, environ: the whole command line of mpirun, and its environment.
       grace: seconds between a signal that ends the job and the forced end of the remaining ranks.
       host_timeout: seconds after which the job is ended if a host does not answer.
     """
@@ -57,11 +56,7 @@ class Job:
         self._watch = Watch(self._processes, self._send, lambda: self._terminate(1))
 
     async def run(self, announce: Callable[[], object] = lambda: None) -> JobEnd:
-        """Start the job, wait for its end, and return how it has ended.
-
-        Args:
-          announce: called before the job starts, after the signal handlers are installed.
-        """
+        """Run the job, and return how it has ended. `announce` is called after the signal handlers are installed."""
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:  # before the job starts, so that no signal is missed
             loop.add_signal_handler(number, self._pass_on, number)
@@ -185,7 +180,7 @@ class Job:
             self._check = asyncio.get_running_loop().call_later(AFTER_SECONDS, self._end_because, why)
 
     def _end_because(self, why: str) -> None:
-        """End the job if the reason still holds: another process's report may have arrived in the meantime."""
+        """End the job if the reason still holds after reports that have arrived in the meantime."""
         self._check = None
         if reason_to_end(self._in_order()) == why:
             self._say_why()

@@ -60,12 +60,8 @@ class Implementation(NamedTuple):
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Implementation:
-    """Return the launcher of the MPI that mpi4py will load.
-
-    The search order is: beside the library that MPI4PY_LIBMPI names, beside this Python (where pip installs it), PATH.
-
-    Raises:
-      UsageError: no launcher was found, or the one found cannot be run.
+    """Return the launcher of the MPI that mpi4py will load: the first beside the library that MPI4PY_LIBMPI names,
+    beside this Python (where pip installs it), or on PATH. Raises UsageError if there is none that can be run.
     """
     library = Path(environ.get("MPI4PY_LIBMPI", ""))
     folders = [str(library.parents[1] / "bin")] if library.is_absolute() else []
@@ -80,11 +76,7 @@ def find(environ: Mapping[str, str] = os.environ) -> Implementation:
 
 
 def ask(path: str) -> Implementation:
-    """Return the implementation and version that a launcher reports for `--version`.
-
-    Raises:
-      UsageError: the launcher cannot be run.
-    """
+    """Return the implementation and version that a launcher reports. Raises UsageError if it cannot be run."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -127,13 +119,8 @@ def program(words: Sequence[str]) -> list[str]:
 
 
 def line(mpi: Implementation, options: Sequence[str], command: Sequence[str], forwarded: Sequence[str]) -> list[str]:
-    """Return the whole command line of mpirun.
-
-    Args:
-      mpi: the launcher.
-      options: options in the launcher's own syntax.
-      command: the command of each rank.
-      forwarded: names of environment variables that ranks on all hosts need. MPICH forwards all by itself.
+    """Return the whole command line of mpirun: its options in its own syntax, the command of each rank, and the names
+    of the environment variables that ranks on all hosts need (MPICH forwards all by itself).
     """
     ulfm = ["--with-ft", "ulfm"] if mpi.survives and "--with-ft" not in options else []
     given = [word for name in forwarded for word in ("-x", name)] if mpi.name == "Open MPI" else []
@@ -187,11 +174,7 @@ def binding(options: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def on_hosts(mpi: Implementation, hosts: Sequence[Host]) -> list[str]:
-    """Return the launcher's options that start ranks on these hosts.
-
-    Raises:
-      UsageError: the launcher is unknown, and so is its option for hosts.
-    """
+    """Return the launcher's options that start ranks on these hosts. Raises UsageError if the launcher is unknown."""
     if not hosts:
         return []
     if not mpi.name:
@@ -210,15 +193,8 @@ def named_hosts(text: str, each: int = 1) -> list[Host]:
 
 
 def listed_hosts(path: Path, each: int = 1) -> list[Host]:
-    """Return the hosts of a file. A line is `a slots=2` (Open MPI), `a:2` (MPICH), or `a`, repeated once for each slot.
-
-    Args:
-      path: the hostfile.
-      each: slots of a host that is named once and without a number.
-
-    Raises:
-      ValueError: the file names no hosts, or a line is not a host with a positive number of slots.
-      OSError: the file cannot be read.
+    """Return the hosts of a file, as `named_hosts` does. A line is `a slots=2` (Open MPI), `a:2` (MPICH), or `a`, once
+    for each slot. Raises ValueError if the file names no hosts.
     """
     lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
     hosts = [_host(line, f"line {number} of {path}: {line}") for number, line in enumerate(lines, 1) if line]

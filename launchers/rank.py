@@ -27,11 +27,8 @@ from typing import NoReturn
 
 
 def run(arguments: list[str], show: Callable[[str], object]) -> int:
-    """Run a script, or a module after `-m`, as Python does, and return its exit code.
-
-    Args:
-      arguments: the script or module, and its own arguments.
-      show: prints the error by which it ends.
+    """Run a script, or a module after `-m`, with its arguments, as Python does, and return its exit code; `show` prints
+    the error by which it ends.
     """
     try:
         if arguments[0] == "-m":
@@ -65,11 +62,7 @@ def run(arguments: list[str], show: Callable[[str], object]) -> int:
 
 
 def execute(command: list[str]) -> NoReturn:
-    """Replace this process by a command.
-
-    Raises:
-      SystemExit: the command cannot be run; its code is 127.
-    """
+    """Replace this process by a command; exit with 127 if it cannot be run."""
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -66,19 +66,15 @@ def take_cores(environ: MutableMapping[str, str], quota: float | None) -> None:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the CPU quota of this process's container, in cores; `None` without a limit.
+    """Return the CPU quota of this process's container (control groups, version 2), in cores; `None` without a limit.
 
     A container sees all cores of its machine, so XLA starts a thread for each, and the kernel stops all of them when
     the quota of a period is used up.
     """
-    try:
-        if (both := root / "cpu.max").exists():
-            quota, period = both.read_text().split()
-        else:
-            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):  # no quota is set ("max"), or this host has no cgroups
-        return None
+    with suppress(OSError, ValueError):  # no quota is set ("max"), or this host has no such groups
+        quota, period = (root / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    return None
 
 
 def see_own_gpus(environ: MutableMapping[str, str]) -> None:

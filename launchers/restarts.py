@@ -14,17 +14,11 @@ _SIGNALS = 128  # exit codes above are 128 + the signal that killed a process
 
 
 class JobEnd(NamedTuple):
-    """How a job has ended.
-
-    Attributes:
-      code: its exit code.
-      ended_by: the signal to the launcher that ended it; None if there was none.
-      saved: the step of the last checkpoint that it has written; None if it has written none.
-    """
+    """How a job has ended."""
 
     code: int
-    ended_by: signal.Signals | None
-    saved: int | None
+    ended_by: signal.Signals | None  # the signal to the launcher that ended it
+    saved: int | None  # the step of the last checkpoint that it has written
 
 
 class Restarts:
@@ -45,11 +39,11 @@ class Restarts:
             self._saved, self._without_progress, self._code = end.saved, 0, None
         none = self._saved is None
         newest = "it has written no checkpoint" if none else f"its newest checkpoint is that of step {self._saved}"
-        failed = f"the job ended with {end.code}; {newest}"
+        failed, again = f"the job ended with {end.code}; {newest}", "It is not started again."
         if not progress and end.code < _SIGNALS and end.code == self._code:
-            return False, f"{failed}, as when it failed before. It is not started again."
+            return False, f"{failed}, as when it failed before. {again}"
         if self._without_progress == self._most:
-            return False, f"{failed}, as {self._most} starts before (--restarts {self._most}). It is not started again."
+            return False, f"{failed}, as {self._most} starts before (--restarts {self._most}). {again}"
         self._without_progress += 1
         self._code = end.code
         return True, f"{failed}. It is started again ({self._without_progress} of {self._most})."

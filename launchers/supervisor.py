@@ -50,13 +50,8 @@ _WAITS_SECONDS = 0.75  # in an operation, after which the launcher is told
 
 
 def supervise(environ: MutableMapping[str, str], of_command: bool = False) -> None:
-    """Fork a rank from its supervisor, and return in the child only.
-
-    If the job was not started by `adaptive run`, the process does not fork.
-
-    Args:
-      environ: environment variables, which name the launcher. The child's descriptors are added.
-      of_command: the child becomes a command, such as a shell that starts others; signals go to its process group.
+    """Fork a rank from its supervisor, and return in the child only. Does nothing without a launcher in `environ`, to
+    which the child's descriptors are added. `of_command`: signals go to the process group of the child, a command.
     """
     launcher = connect(environ)
     if launcher is None:
@@ -140,9 +135,8 @@ class _Supervisor:
         child: int,
         of_command: bool,
     ):
-        self._of_command = of_command
-        self._launcher, self._rank, self._child = launcher, rank, child
-        self._record, self._next_tick = record, time.monotonic() + _TICK_SECONDS
+        self._record, self._launcher, self._rank = record, launcher, rank
+        self._child, self._of_command = child, of_command
         self._heard = self._said = b""  # beginnings of lines, of the launcher and of the child
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
@@ -158,12 +152,13 @@ class _Supervisor:
             selector.register(self._launcher, selectors.EVENT_READ, self._from_launcher)
             selector.register(self._rank, selectors.EVENT_READ, self._from_rank)
             selector.register(self._signals, selectors.EVENT_READ, self._from_signals)
+            tick = time.monotonic() + _TICK_SECONDS
             while True:
-                for key, _ in selector.select(max(0.0, self._next_tick - time.monotonic())):
+                for key, _ in selector.select(max(0.0, tick - time.monotonic())):
                     if not key.data():
                         selector.unregister(key.fileobj)
-                if time.monotonic() >= self._next_tick:
-                    self._next_tick = time.monotonic() + _TICK_SECONDS
+                if time.monotonic() >= tick:
+                    tick = time.monotonic() + _TICK_SECONDS
                     readings = [] if self._record is None else self._record.read()
                     if any(reading.inside and reading.seconds >= _WAITS_SECONDS for reading in readings):
                         self.report(waits=True)
@@ -175,7 +170,7 @@ class _Supervisor:
             self.report(look=number, **inspection.inspect(self._record, pid, detailed))
 
     def _from_rank(self) -> bool:
-        """Pass the child's reports on to the launcher. Returns whether there may be more."""
+        """Pass the child's reports on to the launcher. Returns whether there may be more, as the next functions do."""
         said = self._rank.recv(_AT_ONCE)
         lines, end, self._said = (self._said + said).rpartition(b"\n")  # whole ones, between which this process reports
         with suppress(OSError):
@@ -183,7 +178,7 @@ class _Supervisor:
         return bool(said)
 
     def _from_launcher(self) -> bool:
-        """Do what the launcher says; kill the child if there is none. Returns whether there may be more."""
+        """Do what the launcher says; kill the child if there is none."""
         said = b""
         try:
             said = self._launcher.recv(_AT_ONCE)

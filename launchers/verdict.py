@@ -15,45 +15,26 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 @dataclass(eq=False)
 class ProcessState:
-    """The state of one process, as reported by itself and by its supervisor.
+    """The state of one process, as reported by itself and by its supervisor."""
 
-    Attributes:
-      job: name of the job in mpirun; spawned processes have another one.
-      rank, size: rank in that job, and its number of processes.
-      host: name of its host.
-      pid, supervisor: process ids there of itself and of its parent.
-      is_command: whether it is part of a command, several processes of which may report.
-      spawned: whether other processes of the job started it; training does not depend on it until it has `joined`.
-      joined: whether a spawned process has become a member.
-      connected: whether it is running, as far as is known.
-      worlds: number of worlds that it is in now.
-      worked: whether it has ever been in a world.
-      making: whether it is making a world of all processes of its job.
-      ended: exit code; None until it is known.
-      killed: signal that ended it; None if there was none, or it is unknown.
-      heard: whether it ended by an error that every process raises.
-      left: whether it left for good while the others continue.
-      cut_short: whether it was still running when mpirun ended.
-    """
-
-    job: str
-    rank: int
-    size: int
+    job: str  # name of the job in mpirun; spawned processes have another one
+    rank: int  # in that job
+    size: int  # its number of processes
     host: str
-    pid: int
-    supervisor: int = 0
-    spawned: bool = False
-    is_command: bool = False
-    joined: bool = False
-    connected: bool = True
-    worlds: int = 0
-    worked: bool = False
-    making: bool = False
-    ended: int | None = None
-    killed: int | None = None
-    heard: bool = False
-    left: bool = False
-    cut_short: bool = False
+    pid: int  # on its host
+    supervisor: int = 0  # pid of its parent
+    spawned: bool = False  # other processes of the job started it; training depends on it once it has `joined`
+    is_command: bool = False  # it is part of a command, several processes of which may report
+    joined: bool = False  # it was spawned and has become a member
+    connected: bool = True  # it is running, as far as is known
+    worlds: int = 0  # number of worlds that it is in now
+    worked: bool = False  # it has been in a world
+    making: bool = False  # it is making a world of all processes of its job
+    ended: int | None = None  # exit code; None until it is known
+    killed: int | None = None  # signal that ended it; None if there was none, or it is unknown
+    heard: bool = False  # it ended by an error that every process raises
+    left: bool = False  # it left for good while the others continue
+    cut_short: bool = False  # it was still running when mpirun ended
 
     def update(self, said: Mapping[str, Any]) -> None:
         """Record a report; `ending.py` lists the fields."""
@@ -85,7 +66,7 @@ class ProcessState:
 
     @property
     def over(self) -> bool:
-        """Whether the process has ended, left, or lost its connection."""
+        """Whether it has ended, left, or lost its connection."""
         return not self.connected or self.ended is not None or self.left
 
     @property
@@ -105,12 +86,11 @@ class ProcessState:
 
 
 def verdict(processes: Sequence[ProcessState], own: int) -> int:
-    """Return the job's exit code, given all processes in the order of their ends.
+    """Return the job's exit code, given all processes in the order of their ends, and `own`, that of mpirun.
 
     The first process that failed by its own error decides: by its exit code, or by 128 + the signal that killed it
     outside a world. Processes that died inside a world, left, or were spawned and had not joined are ignored if another
-    process succeeded. The exit code of mpirun (`own`; 0 if it was ended by force) is used only if no process has
-    reported anything.
+    process succeeded. The code of mpirun is used only if no process has reported anything.
     """
     counted = [process for process in processes if process.counts]
     if (first := _first_bad(counted)) is not None:

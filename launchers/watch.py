@@ -21,12 +21,8 @@ REPLY_SECONDS = 3.0  # for a parent to look at its rank
 
 
 class Watch:
-    """The launcher's view of all ranks.
-
-    Args:
-      processes: the processes of the job, to which others are added.
-      send: sends a line to the parent of a process.
-      end: ends the job.
+    """The launcher's view of all ranks: `processes`, to which others are added. `send` sends a line to the parent of
+    one of them, and `end` ends the job.
     """
 
     def __init__(
@@ -44,7 +40,7 @@ class Watch:
         self._stopped = False
 
     def note_wait(self) -> None:
-        """Begin to look at the ranks: one of them waits."""
+        """Begin to look at the ranks, since one of them waits."""
         if self._timer is None and not self._stopped:
             self._look()
 
@@ -107,14 +103,11 @@ class Watch:
             self._end()
 
     def _kill(self, process: ProcessState) -> bool:
-        """Have a process killed by its parent, or with its parent by another parent of its host. Returns whether it is
-        possible.
-        """
+        """Have a process killed by its parent, or with its parent by a neighbor's. Returns whether it is possible."""
         if process not in self._open:
             self._send(process, f"kill {self._seen[process]['pid']}")
             return True
-        for other in self._processes:
-            if other.host == process.host and other not in self._open and not other.over:
-                self._send(other, f"kill {process.supervisor}")
-                return True
-        return False
+        near = (p for p in self._processes if p.host == process.host and p not in self._open and not p.over)
+        if (other := next(near, None)) is not None:
+            self._send(other, f"kill {process.supervisor}")
+        return other is not None

@@ -10,8 +10,7 @@
 When the members change (`change_members`), the global batch is split again at once. A process that lacks kernels for
 that waits for them.
 
-Programs and simulated clusters both use this class. It is in one file because its methods all read or replace the same
-sizes: those in force, and those that are pending.
+Programs and simulated clusters both use this class.
 """
 
 from __future__ import annotations
@@ -103,8 +102,8 @@ class BatchSizes:
         """Set how sizes are prepared. Before this call, all sizes count as ready.
 
         Args:
-          one_by_one: whether a later request waits until the pending one is prepared. If every size must be compiled,
-            a driver that requests another size in every step would otherwise never get any.
+          one_by_one: whether a later request waits until the pending one is prepared; else a driver that requests
+            another size in every step, each of which must be compiled, would never get any.
           waits: whether new sizes come into force at once; the program then waits for their kernels.
         """
         self.revision = revision or self.revision
@@ -147,8 +146,10 @@ class BatchSizes:
                     f"{hooks_in_words(hooks)} asked for batch sizes {sizes}, but this program's batch sizes are fixed, "
                     f"{self.current}: {self.fixed_by}"
                 )
-            self.shares, self.limits = tuple(weights.tolist()), limits
-            self._put(sizes)
+            self.shares, self.limits, self.target = tuple(weights.tolist()), limits, sizes
+            if not self._one_by_one or self.pending is None or sizes == self.current:
+                self.pending = None if sizes == self.current else sizes
+            self.revision.increment()
         if decision.global_batch is not None:  # after everything that may raise
             self.wanted = asked if for_others else total
         if self._waits and self.pending is not None:
@@ -158,12 +159,6 @@ class BatchSizes:
         if self._all_able:
             self._take_up()
         return notes
-
-    def _put(self, sizes: Split) -> None:
-        self.target = sizes
-        if not self._one_by_one or self.pending is None or sizes == self.current:
-            self.pending = None if sizes == self.current else sizes
-        self.revision.increment()
 
     def _nearest(
         self, asked: int, bounds: Limits, known: int | None, by: str = "", until: str = ""
@@ -231,7 +226,7 @@ class BatchSizes:
         return self._readiness.ready_for_any()
 
     def on_agreed(self, *, can_make_pending: bool, can_make_any: bool) -> None:
-        """Apply what all processes reported in this step; see `status.py`. `can_make_any` stays true once it is."""
+        """Apply what all processes reported in this step. `can_make_any` stays true once it is."""
         self._all_ready, self._all_able = can_make_pending, self._all_able or can_make_any
 
     # --- steps --------------------------------------------------------------------------------------------------------

@@ -110,6 +110,5 @@ def apply_decision(
     notes, by = [], [request for request in requests if request.hook]
     if decision.workers is not None:
         notes = membership.request(decision.workers, [r.by for r in by if r.decision.workers is not None])
-    by_field = [r.by for r in by if r.decision.global_batch is not None]
-    by_field += [r.by for r in by if r.decision.shares is not None]
-    return notes + sizes.request(decision, list(dict.fromkeys(by_field)), for_others=membership.pending)
+    sized = [r.by for r in by if not (r.decision.global_batch is None and r.decision.shares is None)]
+    return notes + sizes.request(decision, sized, for_others=membership.pending)

@@ -24,31 +24,21 @@ _NEVER = sys.maxsize + 1  # a step number that is never reached
 
 
 class TakenStep(NamedTuple):
-    """A step as hooks observe it. Replicated.
-
-    Attributes:
-      ran: the batch sizes of this step and of the one before it.
-      examples: consumed so far, those of this step included.
-    """
+    """A step as hooks observe it. Replicated."""
 
     step: int
     epoch: float
-    ran: tuple[tuple[int, ...], tuple[int, ...]]
+    ran: tuple[tuple[int, ...], tuple[int, ...]]  # the batch sizes of this step and of the one before it
     members: tuple[int, ...]
-    examples: int = 0
+    examples: int = 0  # consumed so far, those of this step included
 
 
 class HookOutcome(NamedTuple):
-    """The requests of hooks after a step. Replicated.
+    """The requests of hooks after a step. Replicated."""
 
-    Attributes:
-      names: names of the hooks with a request; if none has one, of the hooks that were due.
-      requests: the request of each hook that has one, in the order of the driver; `decision`: all of them, merged.
-    """
-
-    decision: Decision | None = None
-    names: Sequence[str] = ()
-    requests: tuple[Request, ...] = ()
+    decision: Decision | None = None  # all requests, merged
+    names: Sequence[str] = ()  # of the hooks with a request; if none has one, of the hooks that were due
+    requests: tuple[Request, ...] = ()  # of each hook that has one, in the order of the driver
 
 
 class Hooks:
@@ -126,9 +116,7 @@ class Hooks:
         step = taken.step
         if step < self.next_due:
             return HookOutcome()
-        merged = _NOTHING
-        requests: list[Request] = []
-        silent: list[str] = []
+        merged, requests, silent = _NOTHING, list[Request](), list[str]()
         rests = self._rest_until
         deciding = [i for i, hook in enumerate(self.hooks) if step % hook.every == 0 and step >= rests[i]]
         for i in deciding:
@@ -154,7 +142,7 @@ class Hooks:
     def catch_up(self, sizes: BatchSizes) -> None:
         """Pass all kept steps to the hooks, so that their states are up to date."""
         for i in range(len(self.hooks)):
-            self._show(i, sizes, Decision(), due=False)
+            self._show(i, sizes, _NOTHING, due=False)
 
     def change_members(self, joined: Sequence[int], sizes: BatchSizes) -> None:
         """Reset the hooks' states for the worker slots that have a new worker."""
@@ -194,23 +182,12 @@ class Hooks:
         if asked.workers is not None:
             numbers = numbers._replace(target=self._membership.nearest(asked.workers))
         types, values_so_far = self._hyperparameters.types, {**self._hyperparameters.values, **asked.hyperparameters}
-        unflatten, joined = hook.tree.unflatten, tuple(sorted(self.joined[i]))
-        self.joined[i] = set()
+        joined, self.joined[i] = tuple(sorted(self.joined[i])), set()
         for number, (taken, values) in enumerate(seen, 1):
-            leaves = [np.asarray(leaf)[()] for leaf in values]
+            shown = hook.tree.unflatten([np.asarray(leaf)[()] for leaf in values])
             decides = due and number == len(seen)
             observation = Observation(
-                *(
-                    taken.step,
-                    taken.epoch,
-                    unflatten(leaves),
-                    *taken.ran,
-                    wanted,
-                    bounds,
-                    decides,
-                    taken.members,
-                    joined,
-                ),
+                *(taken.step, taken.epoch, shown, *taken.ran, wanted, bounds, decides, taken.members, joined),
                 *(*numbers, values_so_far, types, taken.examples),
             )
             decision, state = handler(observation, state)

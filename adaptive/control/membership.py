@@ -45,7 +45,7 @@ class LeaveRequest(IntEnum):
 
 
 class Numbers(NamedTuple):
-    """The target number of workers and its bounds. Replicated."""
+    """The target number of workers and its bounds."""
 
     target: int
     least: int
@@ -53,7 +53,7 @@ class Numbers(NamedTuple):
 
 
 class Leaver(NamedTuple):
-    """A process that leaves for good. Replicated."""
+    """A process that leaves for good."""
 
     workers: tuple[int, ...]  # their worker slots
     signal: str  # the name of the termination signal that it received

@@ -9,15 +9,10 @@ from adaptive.base.decision import Decision
 
 
 class Request(NamedTuple):
-    """One request, made between two steps. Replicated.
+    """One request, made between two steps. Replicated."""
 
-    Attributes:
-      by: the name of a hook, or of the method that the script called: "program.rescale".
-      step: the last step before the request.
-    """
-
-    by: str
-    step: int
+    by: str  # the name of a hook, or of the method that the script called: "program.rescale"
+    step: int  # the last step before the request
     decision: Decision
     hook: bool = True
 

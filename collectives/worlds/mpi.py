@@ -130,7 +130,7 @@ class MPIWorld(ElasticWorld):
 
     def checkpoint_saved(self, step: int) -> None:
         """Report a checkpoint to the launcher: see `World`."""
-        ending.checkpoint_saved(step)
+        ending.report(saved=step)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

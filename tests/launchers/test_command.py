@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -30,15 +31,6 @@ def test_listed_commands_are_not_imported():
         assert text in done.stdout
 
 
-def test_it_is_a_module_too():
-    done = subprocess.run(
-        [sys.executable, "-m", "adaptive", "run", "--show", "-n", "1", "--mpirun", "/nowhere/mpirun", "x.py"],
-        cwd=ROOT, capture_output=True, text=True, timeout=limit(100),
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "Usage: adaptive" in done.stderr
-
-
 @pytest.mark.parametrize("name", command.OURS)
 def test_all_of_ours_are_there(name):
     loaded = command.adaptive.get_command(None, name)
@@ -52,16 +44,10 @@ def test_another_project_of_the_name_is_found(monkeypatch):
     monkeypatch.setitem(command.OURS, "report", ("no_such_package.command:report", ""))
     assert "cannot be loaded: No module named 'no_such_package'" in adaptive("report").output
     assert "pip uninstall" not in adaptive("report").output
-    monkeypatch.setattr(command, "distribution", lambda name: Other)
+    monkeypatch.setattr(command, "distribution", lambda name: SimpleNamespace(version="1.4.0"))
     said = adaptive("report").output
     assert "The package named adaptive (1.4.0) is installed. It is another project" in said
     assert "pip uninstall adaptive && pip install --force-reinstall --no-deps adaptive-dataflow==" in said
-
-
-class Other:
-    """A distribution of another project."""
-
-    version = "1.4.0"
 
 
 def test_the_version():

@@ -42,9 +42,7 @@ def start(fake_mpirun: str, *command: str, n: int = 2) -> subprocess.Popen:
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        ("true", 0, ""),
         ("", 127, "no-such-command cannot be run: No such file"),
-        ("exit 3", 3, "rank . .* ended with exit code 3"),
         ("test $OMPI_COMM_WORLD_RANK = 0 || sleep 1000; kill -9 $$", 137, "rank 0 .* was killed by SIGKILL before"),
     ],
 )
@@ -205,15 +203,12 @@ KILLED, SPAWNED = {"killed": 9}, {"job": "b", "spawned": True, "size": 1}
     ("second", "said", "own", "code", "printed"),
     [
         ({}, [{"ends": 0}], 5, 0, ""),
-        ({}, [], 5, 5, "mpirun ended with 5 while rank 1 .pid 11 on h. was running"),
-        ({}, [], -11, 139, "mpirun ended with 139 while rank 1"),
+        ({}, [], -11, 139, "mpirun ended with 139 while rank 1 .pid 11 on h. was running"),
         (SPAWNED, [], 5, 0, ""),
         (SPAWNED, [{"joined": True}, {"making": True}], 5, 5, "mpirun ended with 5 while rank 1"),
         (SPAWNED, [{"ends": 3}], 0, 0, "ended with exit code 3 before it joined"),
-        ({}, [{"worlds": 1}, {"worlds": 0}, {"exited": 0}], 0, 0, ""),
         ({}, [{"worlds": 1}, {"joined": True}, KILLED], 0, 0, ""),  # other reports do not end the world
         ({}, [{"worlds": 1}, {"worlds": 0}, KILLED], 0, 137, "SIGKILL after its last world; the others continue, and"),
-        ({}, [KILLED], 0, 137, "was killed by SIGKILL before its first world"),
         ({}, [{"ends": 3}, {"ends": 0}], 0, 3, "ended with exit code 3"),
         ({}, [{"ends": 0}, {"exited": 4}], 0, 0, ""),  # its first report is the program's
         ({}, [{"left": 3}, {"exited": 3}], 0, 0, ""),
@@ -251,20 +246,6 @@ def test_errors_are_printed_in_one_piece_and_the_same_one_once(play):
     assert "rank 1 (pid 11 on h):\nother\n" in text
 
 
-def test_ranks_that_were_all_lost_are_named(play):
-    async def scene(ranks: Ranks) -> int:
-        says = [await ranks.connect(rank, 2) for rank in range(2)]
-        for each in says:
-            await each({"worlds": 1})
-        await says[1](KILLED, ends=True)
-        await says[0]({"killed": 11}, ends=True)
-        return 0
-
-    ended, text = play(scene)
-    one, other = "rank 1 (pid 11 on h) was killed by SIGKILL", "rank 0 (pid 10 on h) was killed by SIGSEGV"
-    assert (ended.code, text) == (139, f"adaptive run: no rank is left: {one} in a world; {other} in a world.\n")
-
-
 def test_the_code_of_a_job_whose_members_are_lost_is_theirs_and_not_that_of_its_reserve(play):
     async def scene(ranks: Ranks) -> int:
         member, reserve = [await ranks.connect(rank, 2) for rank in range(2)]
@@ -273,13 +254,11 @@ def test_the_code_of_a_job_whose_members_are_lost_is_theirs_and_not_that_of_its_
         return 1
 
     ended, text = play(scene)
-    assert (ended.code, text) == (
-        137,
-        "adaptive run: no rank is left: rank 0 (pid 10 on h) was killed by SIGKILL in a world.\n",
-    )
+    assert text == "adaptive run: no rank is left: rank 0 (pid 10 on h) was killed by SIGKILL in a world.\n"
+    assert ended.code == 137
 
 
-@pytest.mark.parametrize(("own", "code"), [(0, 0), (7, 7), (-11, 139)])
+@pytest.mark.parametrize(("own", "code"), [(0, 0), (-11, 139)])
 def test_a_job_whose_ranks_never_connect_ends_as_mpirun_does(own, code, play):
     async def scene(ranks: Ranks) -> int:
         return own
@@ -411,7 +390,6 @@ def test_an_mpirun_that_does_not_end_is_killed_with_its_descendants(play, monkey
         ([{"ends": 0}, {"exited": 0}], 0),  # it has saved a checkpoint and ended well
         ([{"ends": 3}, {"exited": 3}], 3),
         ([{"killed": 15}], 143),
-        ([], 143),
         ([{"worlds": 1}], 143),
     ],
 )
@@ -506,8 +484,9 @@ def test_a_signal_while_mpirun_is_started_ends_it(play, caplog):
     assert not caplog.records  # of an error in a callback
 
 
-@pytest.mark.parametrize("error", [TimeoutError(), OSError(errno.EHOSTUNREACH, "No route to host")])
-@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize(
+    ("over", "error"), [(True, TimeoutError()), (False, OSError(errno.EHOSTUNREACH, "No route to host"))]
+)
 def test_a_rank_that_is_cut_off_ends_the_job(play, monkeypatch, over, error):
     real = asyncio.StreamReader.readline
 

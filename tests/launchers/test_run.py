@@ -121,7 +121,6 @@ FREE = "--bind-to none"
 @pytest.mark.parametrize(
     ("words", "environ", "placing", "cores"),
     [
-        ("-n 2", {}, f"-n 2 --oversubscribe {FREE}", "bind 2"),
         ("", {}, f"-n 4 --oversubscribe {FREE}", "bind 4"),
         ("--hosts a:2,b:2", {}, f"-n 4 --host a:2,b:2 {FREE}", "bind 4"),  # mpirun refuses more
         ("-n 9 --hosts a:2,b:2 --oversubscribe", {}, f"-n 9 --host a:2,b:2 --oversubscribe {FREE}", "bind 9"),
@@ -149,7 +148,6 @@ def test_mpirun_binds_nothing_unless_the_user_says_so(words, environ, placing, c
         ("", "starting 4 ranks, one per core"),
         ("--gpus-per-host 2", "one per GPU"),
         ("-n 5", "5 ranks on 4 cores: the cores are oversubscribed"),
-        ("-n 4", ""),
         ("-n 5 --hosts a:9", ""),  # whose cores are not known here
     ],
 )
@@ -167,7 +165,6 @@ CORES_OF_FOUR = [[0, 4], [1, 5], [2, 6], [3, 7]]
     ("local", "ranks", "given", "bound", "threads"),
     [
         (0, 4, {}, {0, 4}, "1"),
-        (1, 2, {}, {2, 6, 3, 7}, "2"),
         (0, 1, {}, set(range(8)), None),
         (5, 8, {}, None, "1"),
         (0, 1, {"quota": 1.5}, None, "2"),
@@ -209,13 +206,6 @@ def test_a_containers_share_of_the_cores(tmp_path):
     assert cpu_quota(tmp_path) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert cpu_quota(tmp_path) is None
-    old = tmp_path / "old" / "cpu"
-    old.mkdir(parents=True)
-    (old / "cpu.cfs_quota_us").write_text("-1\n")
-    (old / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path / "old") is None
-    (old / "cpu.cfs_quota_us").write_text("200000\n")
-    assert cpu_quota(tmp_path / "old") == 2
 
 
 @pytest.mark.parametrize(
@@ -228,7 +218,6 @@ def test_a_containers_share_of_the_cores(tmp_path):
         (1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, 1, 2, "0", None),
         (2, {"CUDA_VISIBLE_DEVICES": "GPU-7,GPU-3"}, 1, 2, "GPU-3", None),
         (2, {"CUDA_VISIBLE_DEVICES": "-1"}, 1, 2, "-1", None),  # none of them
-        (1, {"XLA_CLIENT_MEM_FRACTION": "0.2"}, 1, 2, "0", None),
         (2, {"OMPI_COMM_WORLD_LOCAL_RANK": ""}, 1, 2, None, None),
         (2, {"OMPI_COMM_WORLD_LOCAL_SIZE": ""}, 1, 2, None, None),  # it may be the only one
     ],
@@ -279,8 +268,7 @@ def test_each_rank_sees_its_part_of_so_many_gpus(given, local, ranks, seen):
 @pytest.mark.parametrize(
     ("ends", "code", "said"),
     [
-        ("", 0, ""),
-        ("sys.exit(259)", 3, ""),
+        ("sys.exit(256 + 3)", 3, ""),
         ("sys.exit('no data')", 1, "no data"),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
@@ -386,8 +374,6 @@ def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
     ("words", "complaint"),
     [
         ("-n 2 ./start.sh", "no program given"),
-        ("-n two x.py", "'two' is not a valid integer"),
-        ("--grace -1 x.py", "is not in the range"),
         ("--hosts a:0 x.py", "not a host with its number of ranks"),
         ("--hostfile nowhere x.py", "nowhere"),
         ("-n 2 no/such.py", "there is no no/such.py in "),

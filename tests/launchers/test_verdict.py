@@ -19,7 +19,6 @@ def process(rank: int = 0, **known) -> ProcessState:
         ([process(ended=0), process(killed=9)], 139, 137),
         ([process(ended=0), process()], 139, 139),  # by what, nobody knows
         ([process(worlds=1, killed=9), process(worlds=1, killed=11)], 0, 139),
-        ([process(ended=0), process(ended=3), process(ended=1)], 0, 3),
         ([process(ended=1, heard=True), process(ended=3), process(ended=4)], 0, 3),
         ([process(killed=9), process(ended=1)], 0, 137),  # the first of them
         ([process(ended=1, heard=True), process(killed=9)], 0, 137),
@@ -27,7 +26,6 @@ def process(rank: int = 0, **known) -> ProcessState:
         ([process(ended=0), process(spawned=True, ended=3), process(spawned=True, killed=9)], 139, 0),
         ([process(ended=0), process(worlds=1, cut_short=True)], 0, 1),
         ([process(left=True)], 5, 5),
-        ([process(ended=0)], 0, 0),  # mpirun had to be ended
         ([], 7, 7),
         ([], 0, 0),
     ],
@@ -55,7 +53,6 @@ def spawned(rank: int = 0, **known) -> ProcessState:
         ([alive(0), alive(1)], None),
         ([process(0, ended=0), process(1, ended=0), process(2, ended=0)], ""),
         ([process(0, ended=0), process(1, ended=0)], None),  # rank 2 is on its way, or never says anything
-        ([process(0, ended=0), process(1, ended=0), alive(2)], None),
         ([alive(0, worlds=1), process(1, worlds=1, worked=True), alive(2)], None),
         ([alive(0), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL before its first world, and"),
         ([alive(0, making=True), process(1, ended=0)], "rank 1 (pid 1 on here) ended with exit code 0 before its"),
@@ -64,7 +61,6 @@ def spawned(rank: int = 0, **known) -> ProcessState:
             "rank 1 (pid 1 on here) was killed by SIGKILL after its last world, and rank 0 (pid 1 on here) waits for",
         ),
         ([alive(0, making=True), process(1, left=True, worked=True, worlds=0)], "rank 1 (pid 1 on here) died after"),
-        ([alive(0), process(1, ended=0)], None),
         ([process(1, killed=9), process(0, ended=1), alive(2)], "rank 1 (pid 1 on here) was killed by SIGKILL before"),
         ([process(0, ended=1, heard=True), process(1, killed=9)], "rank 1 (pid 1 on here) was killed by SIGKILL"),
         (  # all raise because of a loss that ends the job, or all members are lost and the reserve raises
@@ -104,17 +100,9 @@ def test_whether_a_job_has_to_be_ended(processes, reason):
         (process(0, killed=9), ""),  # it is the reason for the end
         (process(0, worked=True, killed=70), "was killed by signal 70 after its last world; the others continue, and"),
         (process(0, spawned=True, killed=9), "of a spawned job (pid 1 on here) was killed by SIGKILL before it joined"),
+        (process(0, spawned=True, killed=9, cut_short=True), ""),  # the launcher has ended it
         (process(0, spawned=True, ended=0), ""),
-        (process(0, spawned=True, joined=True, ended=1), ""),
     ],
 )
 def test_how_a_lost_process_is_described_while_the_job_continues(one, said):
     assert said in remark(one) if said else not remark(one)
-
-
-def test_the_end_of_a_process_that_the_launcher_has_ended_is_not_remarked():
-    process = ProcessState("b", 0, 1, "h", 7, spawned=True)
-    process.connected = False
-    assert "before it joined; the others continue without it" in remark(process)
-    process.cut_short = True
-    assert remark(process) == ""

@@ -29,6 +29,21 @@ def driver(state, batch):
     return state - 0.1 * grad, {"loss": loss}
 
 
+class Source:
+    """Examples of which one rank cannot read those of its fourth step."""
+
+    def __len__(self):
+        return len(DATA["x"])
+
+    def __getitem__(self, index):
+        if MINE.startswith("hangs in a read") and STARTED:
+            self.waits_for_the_disk()
+        return {"x": DATA["x"][index]}
+
+    def waits_for_the_disk(self):
+        time.sleep(3600)
+
+
 SLOW = 2.7  # times the hang_timeout: beyond the second deadline
 RESTS = 7.0  # seconds: beyond the second deadline of a rank that is stopped
 BUSY = 12  # so that the time without them is much less than the first deadline
@@ -86,6 +101,8 @@ def without_a_core():
 def goes_its_own_way(what: str, program: ad.Program) -> None:
     """What a rank does after step 3, while the others continue."""
     match what:
+        case "hangs in a read" | "hangs in a read with a limit":
+            STARTED.append(True)
         case "rests":
             time.sleep(RESTS)
         case "is stopped":
@@ -126,6 +143,7 @@ DEFAULT = sys.argv[1] == "default"
 PATIENCE, BLOCK = 0.0 if DEFAULT else float(sys.argv[1]), sys.argv[2] == "block"
 BEFORE = 80 if DEFAULT else 3  # steps before all go their own ways
 DATA = {"x": np.arange(64, dtype=np.float32)}
+STARTED: list[bool] = []  # not empty: reads hang
 logging.basicConfig(format="%(levelname)s of pid %(process)d: %(message)s", level=logging.INFO)
 world = comm.world(hang_timeout=None if DEFAULT else PATIENCE)
 OTHER = comm.MPIWorld(hang_timeout=0)
@@ -133,7 +151,10 @@ WAYS = dict(enumerate(sys.argv[3:], world.processes - len(sys.argv[3:])))  # of 
 MINE = WAYS.get(world.rank, "")
 print(f"rank {world.rank} pid {os.getpid()}", flush=True)
 with world if BLOCK else nullcontext():
-    program = ad.Program(driver, 0.0, DATA, global_batch=12, world=world, resizable=False)
+    reads = [way for way in WAYS.values() if "read" in way]
+    read_timeout = 1.0 if "hangs in a read with a limit" in reads else 0
+    data = ad.data.from_source(Source(), read_timeout=read_timeout) if reads else DATA
+    program = ad.Program(driver, 0.0, data, global_batch=12, world=world, resizable=False)
     while program.steps < BEFORE + 5:
         program.step()
         if program.steps == BEFORE:

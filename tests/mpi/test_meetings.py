@@ -229,18 +229,9 @@ def test_two_programs_in_two_threads_with_one_world():
         world.barrier()
 
 
-def test_a_program_in_a_thread_without_a_world(world):
-    (error,) = in_threads(lambda: build(descend, 0.0, make_data(), N))
-    assert isinstance(error, ad.DriverError)
-    assert "was entered in another thread" in str(error)
-
-
-def test_a_program_and_collectives_outside_of_any_block():
-    def bare():
-        build(descend, 0.0, make_data(), N)
-
-    # The module's world is entered in this thread: a fresh context has none, and the launcher says that there are more.
-    for work in (bare, lambda: comm.all_reduce(1.0, op="sum")):
+def test_programs_and_collectives_outside_of_any_block(world):
+    """The world is entered in this thread; a fresh context has none, and the launcher says that there are more."""
+    for work in (lambda: build(descend, 0.0, make_data(), N), lambda: comm.all_reduce(1.0, op="sum")):
         (error,) = in_threads(work)
         assert isinstance(error, ad.DriverError)
         assert "with comm.world()" in str(error)

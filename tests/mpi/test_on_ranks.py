@@ -71,15 +71,10 @@ def test_drivers_that_differ(world):
     )
 
 
-def test_states_that_differ(world):
-    state = adam_state()
-    state["params"] = make_params(seed=1 + odd(world))
+def test_states_that_differ_until_they_are_broadcast(world):
+    state = {"params": make_params(seed=1 + odd(world)), "opt": adam_state()["opt"]}
     all_refuse("state['params']['inner']['w'] is not the same on all ranks", "comm.broadcast(state)", state=state)
-
-
-def test_one_broadcast_makes_states_alike(world):
-    state = comm.broadcast({"params": make_params(seed=1 + odd(world)), "opt": adam_state()["opt"]})
-    with build(adam_driver, state, make_data(), N, world=world) as program:
+    with build(adam_driver, comm.broadcast(state), make_data(), N, world=world) as program:
         program.step()
 
 
@@ -101,14 +96,15 @@ def decide(world, ask):
     return build(driver, 0.0, make_data(), N, world=world, resizable=True)
 
 
-ASKS = {
-    "another batch": lambda control, odd: control.rescale(global_batch=20 + 4 * odd),
-    "to stop": lambda control, odd: odd and control.stop(),
-}
+def other_batch(control, odd):
+    control.rescale(global_batch=20 + 4 * odd)
 
 
 def test_a_hook_that_stops_one_rank_only(world):
-    with decide(world, ASKS["to stop"]) as program, pytest.raises(ad.DisagreementError) as caught:
+    with (
+        decide(world, lambda control, odd: odd and control.stop()) as program,
+        pytest.raises(ad.DisagreementError) as caught,
+    ):
         list(program.run(steps=5))
     assert program.steps == 2
     text = str(caught.value)
@@ -116,14 +112,6 @@ def test_a_hook_that_stops_one_rank_only(world):
     assert "before it, hook 'adapt' asked for nothing" in text
     assert f"rank {world.size - 1}: the end of run() after step 2 of program" in text
     assert "before it, hook 'adapt' asked for stop()" in text
-
-
-def test_a_rescale_between_steps_that_differs(world):
-    with build(descend, 0.0, make_data(), N, world=world, resizable=True) as program:
-        program.step()
-        program.rescale(global_batch=20 + odd(world))
-        with pytest.raises(ad.DisagreementError, match=r"program.rescale asked for rescale\(global_batch=2[01]\)"):
-            program.step()
 
 
 @pytest.mark.parametrize("call", ["stop", "save"])
@@ -166,7 +154,7 @@ def test_hooks_that_decide_alike_at_different_speeds(world):
 
 
 class Checkpoints(NamedTuple):
-    """Membership of one program, during its run."""
+    """Checkpoints of a program, and the program."""
 
     older: bytes
     newer: bytes
@@ -204,26 +192,11 @@ def refuses(course, edit, error, *texts):
     program.step()  # all are where they were, and go on together
 
 
-def but(name, value):
-    return lambda kept: {**kept, name: value(kept[name]) if callable(value) else value}
-
-
-def one_more(leaf):
-    return type(leaf)(leaf + 1) if np.isscalar(leaf) else (leaf + 1).astype(leaf.dtype)
-
-
-OTHER_CHECKPOINTS = {
-    "a corrupt hook state": (but("hooks", lambda h: jax.tree.map(one_more, h)), "hooks['0/balance']"),
-    "another cursor": (but("cursor", 3), "cursor"),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_CHECKPOINTS)
-def test_ranks_that_restore_different_checkpoints(course, name):
-    edit, what = OTHER_CHECKPOINTS[name]
+def test_ranks_that_restore_different_checkpoints(course):
     refuses(
-        course, edit, ad.DisagreementError, what, "is not the same on all ranks: rank 0: ", "the same checkpoint on"
-    )
+        course, lambda kept: {**kept, "cursor": 3}, ad.DisagreementError,
+        "cursor is not the same on all ranks: rank 0: ", "the same checkpoint on",
+    )  # fmt: skip
 
 
 def test_a_rank_that_restores_an_older_checkpoint(course):
@@ -232,12 +205,12 @@ def test_a_rank_that_restores_an_older_checkpoint(course):
 
 def test_a_rank_that_cannot_restore(course):
     own = odd(course.program.world)
-    refuses(course, but("seed", 5), ad.CheckpointError if own else ad.WorkerError, "made with seed=5")
+    refuses(course, lambda kept: {**kept, "seed": 5}, ad.CheckpointError if own else ad.WorkerError, "made with seed=5")
 
 
 def test_ranks_that_disagree_can_restore_a_common_checkpoint(world):
     """The digests of decisions differ; after a restore of one checkpoint they are equal."""
-    with decide(world, ASKS["another batch"]) as program:
+    with decide(world, other_batch) as program:
         program.step()
         kept = program.checkpoint()
         with pytest.raises(ad.DisagreementError):
@@ -271,15 +244,8 @@ def test_an_evaluation_by_all_ranks_is_in_the_log_of_rank_0(trained, tmp_path):
         assert not path.exists()
     else:
         assert ad.log.read(path)["val"].tolist() == [9.5, 9.5]
-
-
-def test_rows_of_all_ranks_are_on_each_of_them_in_order(trained):
-    data = {"x": np.arange(26.0).reshape(13, 2)}
-    found = trained.evaluate(lambda state, batch: batch["x"] * 2, data, batch=3, op="rows")
-    np.testing.assert_array_equal(found, data["x"] * 2)
-
-
-# --- recording --------------------------------------------------------------------------------------------------------
+    rows = trained.evaluate(lambda state, batch: batch["x"] * 2, data, batch=3, op="rows")
+    np.testing.assert_array_equal(rows, data["x"] * 2)
 
 
 def test_a_record_that_cannot_be_written_ends_nothing_on_any_rank(trained, tmp_path):
@@ -296,17 +262,15 @@ def heterogeneous(world, monkeypatch):
     monkeypatch.setattr("adaptive.control.hosts.kind_of_machine", lambda devices: kind)
 
 
-@pytest.mark.parametrize("ask", ["another batch", "to stop"])
-def test_on_unlike_machines_one_decides_for_all(world, heterogeneous, ask):
+def test_on_unlike_machines_one_decides_for_all(world, heterogeneous):
     """If each rank decided by its own last bits, the run would end as soon as they matter."""
-    with decide(world, ASKS[ask]) as program:
+    with decide(world, other_batch) as program:
         program.warm_up()
         reports = list(program.run(steps=6))
     assert len(reports) == 6
     seen = repr([(r.batch_sizes, r.decision, r.metrics["loss"].item()) for r in reports])
     assert len(set(world.all_gather_bytes(seen.encode()))) == 1
-    if ask == "another batch":
-        assert reports[-1].global_batch == 20
+    assert reports[-1].global_batch == 20
 
 
 def test_a_hook_that_raises_on_one_of_unlike_machines(world, heterogeneous):

@@ -108,6 +108,18 @@ def test_without_the_launcher_the_waiting_ranks_name_the_missing_one_and_end_the
 
 
 @pytest.mark.long
+def test_a_rank_whose_reader_hangs_is_named_with_the_example_and_the_readers_stack():
+    read = r"waiting for example \d+ of the data \(by thread adaptive-input, for \d+ s\)"
+    result = start("hangs in a read", hang_timeout=2, block=True)
+    check_said(result, rf"rank 1 \(.*\) is in a step; {read}.*\n(.*\n)*?.*in waits_for_the_disk")
+    check_said(result, "The job ends because of rank 1")
+    result = start("hangs in a read with a limit", hang_timeout=10, block=True)
+    check_said(result, rf"DataError: rank 1 \(pid .*\) has waited \d+ s, the limit of a read: {read}", "waits_for_the")
+    check_said(result, r"WorkerError: .*in step \d of program 1.*DataError: rank 1 .* has waited")  # on rank 0
+    assert "The job ends because of rank 1" not in result.stderr, str(result)
+
+
+@pytest.mark.long
 @survives_losses
 def test_by_default_a_stopped_rank_is_found_early_and_an_idle_one_is_not_reported():
     result = start("rests", "is stopped", n=3, block=True, fails=False, ours=True, hang_timeout=None)

@@ -1,7 +1,6 @@
 """Elastic jobs: which processes work and which are on standby, and the changes between the two during a run.
 
-All methods use the same replicated state (members, standby processes, requests), so the class is in one file; control
-messages, spawning and the rendezvous have files of their own.
+Control messages, spawning and the rendezvous have files of their own.
 """
 
 from __future__ import annotations
@@ -255,11 +254,9 @@ class ElasticWorld(MultiProcessWorld):
         entry: Any = None,
         ready: bool = False,
     ) -> str:
-        """Meet all processes of the job, and return the purpose, which working processes give.
-
-        Args:
-          workers, leaving: the new number of workers, and slots whose workers leave for good.
-          entry, ready: on standby, the content of the `MEET` message, and whether this process can join.
+        """Meet all processes of the job, and return the purpose, which working processes give, as `workers`, the new
+        number, and `leaving`, the slots whose workers leave for good. On standby, `entry` is the content of the `MEET`
+        message, and `ready` whether this process can join.
         """
         transport, spawned = self.transport, list[SpawnedProcess]()
         if self.in_reserve:
@@ -290,7 +287,7 @@ class ElasticWorld(MultiProcessWorld):
             )
         self.spawner.admitted(spawned)
         if self._pair is not None:
-            ending.joined()
+            ending.report(joined=True)
             self._pair = None
         self._job, self._messages = job, ControlMessages(self._mpi, job.comm)
         if found is None:
@@ -353,7 +350,8 @@ class ElasticWorld(MultiProcessWorld):
                 asked, alert_until = None, time.monotonic() + 5
             if message is not None:
                 continue
-            if self._has_to_terminate():
+            heard = pending_termination()
+            if self.survives and heard is not None and heard.seconds > TERMINATION_SECONDS:  # alone, or all are told
                 raise self._leave_job("it was on standby, and received a termination signal")
             now = time.monotonic()
             time.sleep(ALERT_SECONDS if now < alert_until else IDLE_SECONDS)
@@ -368,15 +366,8 @@ class ElasticWorld(MultiProcessWorld):
         if self._pair is not None:
             ending.leave_job()
         if why == WORKERS_LOST:
-            ending.others_are_lost()
+            ending.report(left=True)  # the ends of the others decide the job's exit code
         raise WorkerError(f"this process was on standby, and {why}")
-
-    def _has_to_terminate(self) -> bool:
-        """Return whether the others can continue without this process, and it received a termination signal at least
-        `TERMINATION_SECONDS` ago. Until then, the workers may report that all processes received it.
-        """
-        heard = pending_termination()
-        return self.survives and heard is not None and heard.seconds > TERMINATION_SECONDS
 
     def _leave_job(self, why: str) -> Preempted:
         """Leave the job for good, while the others continue. Returns the error to raise."""

@@ -30,7 +30,7 @@ _log = logging.getLogger("adaptive")
 class SpawnRequest(NamedTuple):
     """The message that a spawned process receives when it creates its world."""
 
-    own: range  # its own worker slots
+    own: range  # its worker slots
     worker_slots: WorkerSlots  # those of the world
     hosts: Mapping[str, int]  # host numbers by host name
     world_number: int  # see `MPITransport`
@@ -43,16 +43,12 @@ class SpawnRequest(NamedTuple):
 
 
 class SpawnedProcess:
-    """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`.
-
-    Attributes:
-      digests: what it has built, once it is ready; else None.
-    """
+    """A spawned process, in the view of the process that spawned it. It is rank 1 of `pair`."""
 
     def __init__(self, mpi: Any, pair: Any, worker_slots: range):
         self.pair, self.worker_slots = pair, worker_slots
         self.messages = ControlMessages(mpi, pair)
-        self.digests: Mapping[str, str] | None = None
+        self.digests: Mapping[str, str] | None = None  # of what it has built, once it is ready
         self.messages.send([1], ASK)
 
     def differs(self, build_digests: Mapping[str, str]) -> str:

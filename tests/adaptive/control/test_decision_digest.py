@@ -40,10 +40,6 @@ def test_digests_are_equal_if_and_only_if_the_decisions_are(one, other):
     assert (a.value == b.value) == (one == other)
 
 
-def test_each_kind_of_decision_has_its_own_digest():
-    assert len({digest_of([(1, decision)]).value for decision in DECISIONS}) == len(DECISIONS)
-
-
 @given(entries)
 def test_a_digest_and_a_request_to_leave_fit_in_single_precision(entered):
     value = digest_of(entered).value

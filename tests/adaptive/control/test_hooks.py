@@ -130,17 +130,13 @@ def test_a_policy_that_rests_is_shown_the_steps_later_and_decides_at_due_ones():
     assert [o.step for o in resting.seen if o.due] == [4, 16, 28]
 
 
-def test_a_restored_policy_continues_to_rest():
-    resting = Resting(every_step=True)
-    those = hooks_of((resting, 2))
+def test_a_restored_policy_continues_to_rest_and_misses_no_due_step_after_going_back():
+    those = hooks_of((Resting(every_step=True), 2))
     steps(those, 2)
     another = hooks_of((again := Resting(every_step=True), 2))
     another.restart(those.states)
     steps(another, 12, start=3)
     assert [o.step for o in again.seen if o.due] == [12]
-
-
-def test_after_going_back_to_an_earlier_step_no_due_step_is_missed():
     recorder = Recorder()
     those = hooks_of((recorder, 10))
     steps(those, 19)

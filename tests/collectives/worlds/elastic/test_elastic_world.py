@@ -103,8 +103,8 @@ def ends(monkeypatch):
         raise SystemExit(0)
 
     monkeypatch.setattr(elastic_world.ending, "leave_job", leave_job)
-    monkeypatch.setattr(elastic_world.ending, "joined", lambda: count("joined"))
-    monkeypatch.setattr(elastic_world.ending, "others_are_lost", lambda: count("followed"))
+    report = lambda joined=False, left=False: count("joined" if joined else "followed")  # noqa: E731
+    monkeypatch.setattr(elastic_world.ending, "report", report)
     monkeypatch.setattr(elastic_world, "acknowledge_termination", lambda: count("acknowledged"))
     notice = lambda: found.noticed.get(threading.current_thread().name)  # noqa: E731
     monkeypatch.setattr(elastic_world, "pending_termination", notice)
