@@ -86,7 +86,6 @@ def supervise(environ: MutableMapping[str, str], of_command: bool = False) -> No
         is_command=of_command,
         host=socket.gethostname(),
         pid=child,
-        supervisor=parent,
     )
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     supervisor.run()

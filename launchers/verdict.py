@@ -22,7 +22,6 @@ class ProcessState:
     size: int  # its number of processes
     host: str
     pid: int  # on its host
-    supervisor: int = 0  # pid of its parent
     spawned: bool = False  # other processes of the job started it; training depends on it once it has `joined`
     is_command: bool = False  # it is part of a command, several processes of which may report
     joined: bool = False  # it was spawned and has become a member

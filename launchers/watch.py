@@ -98,16 +98,8 @@ class Watch:
 
     def _act(self, decision: HangDecision) -> None:
         say(decision.text)
-        kills = decision.action is Action.KILL and all(map(self._kill, decision.ranks))
-        if decision.action in (Action.KILL, Action.END) and not kills:
+        if decision.action is Action.KILL and self._open.isdisjoint(decision.ranks):
+            for process in decision.ranks:
+                self._send(process, f"kill {self._seen[process]['pid']}")
+        elif decision.action in (Action.KILL, Action.END):  # also if a parent does not answer, which would have to kill
             self._end()
-
-    def _kill(self, process: ProcessState) -> bool:
-        """Have a process killed by its parent, or with its parent by a neighbor's. Returns whether it is possible."""
-        if process not in self._open:
-            self._send(process, f"kill {self._seen[process]['pid']}")
-            return True
-        near = (p for p in self._processes if p.host == process.host and p not in self._open and not p.over)
-        if (other := next(near, None)) is not None:
-            self._send(other, f"kill {process.supervisor}")
-        return other is not None

@@ -105,8 +105,8 @@ class MPIWorld(ElasticWorld):
             transport = MPITransport(mpi, self.lifetime, survives=continues)
             if spawned is None:
                 there = everyone.everyone[-1].worker_slots.stop
-                self.set_processes(transport, everyone, slots_at_start(there, workers, min_workers, max_workers))
-                self.check_start(workers)
+                slots = slots_at_start(there, workers, min_workers, max_workers)
+                self.set_processes(transport, everyone, slots, workers)
             else:
                 pair, request = spawned
                 everyone = request.group(whole)

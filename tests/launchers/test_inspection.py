@@ -119,16 +119,6 @@ def test_a_program_that_uses_the_signal_itself_keeps_it():
         signal.signal(signal.SIGURG, handler)
 
 
-@pytest.mark.parametrize(("dump", "shown"), [
-    (["idle.py", "adaptive/data/rows.py", "adaptive/program/program.py", "main.py"],
-     ["adaptive/data/rows.py", "main.py", "adaptive/program/program.py"]),
-    (["adaptive/data/readers.py", "main.py"], ["main.py"]),
-    ([], []),
-])  # fmt: skip
-def test_threads_that_read_or_are_in_a_program_are_shown_besides_the_main_one(dump, shown):
-    assert inspection._that_matter("\n\n".join([*dump, ""])) == "\n".join(shown)
-
-
 # --- the use of cores -------------------------------------------------------------------------------------------------
 
 

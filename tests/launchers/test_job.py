@@ -140,7 +140,7 @@ class Ranks:
         """Connect a rank. Returns its function to report something, which returns the launcher's words since then."""
         reader, writer = await self.open()
         place = {"rank": rank, "size": size, "job": "job", "host": "h", "pid": rank + 10, "spawned": False}
-        first = {"token": self.token, **place, "supervisor": rank + 50, "is_command": False, **said}
+        first = {"token": self.token, **place, "is_command": False, **said}
         writer.write(json.dumps(first).encode() + b"\n")
 
         async def says(*reports: dict, ends: bool = False) -> list[str]:

@@ -180,17 +180,6 @@ def test_it_says_that_the_rank_waits_and_what_it_sees(start):
     assert (killed, rank.process.wait(limit(100))) == ({"killed": 9}, -9)
 
 
-def test_a_stopped_supervisor_is_killed_with_its_rank_by_another(start):
-    first, second = start(WAITS), start(WAITS)
-    assert first.said() == second.said() == "there"
-    os.kill(first.process.pid, signal.SIGSTOP)
-    assert first.who["supervisor"] == first.process.pid
-    child = psutil.Process(first.who["pid"])
-    second.line.sendall(f"kill {first.who['supervisor']}\n".encode())
-    assert first.process.wait(limit(100)) == -9
-    assert child.wait(limit(100)) is None
-
-
 def test_a_rank_does_not_outlive_it(start):
     rank = start(WAITS)
     assert rank.said() == "there"

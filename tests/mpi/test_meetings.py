@@ -54,12 +54,6 @@ def local(state, batch):
     return {"all": new, "own": state["own"] + batch["x"].mean()}, metrics
 
 
-def watched(state, batch):
-    state, metrics = descend(state, batch)
-    ctrl.hook(lambda control, loss: None, metrics["loss"])
-    return state, metrics
-
-
 def meet(world, mine, others, *texts, match="ranks are in different collectives"):
     """The odd rank does `mine` and the rest `others`; all raise, with all the texts. Returns the error."""
     with pytest.raises(ad.DisagreementError, match=match) as caught:
@@ -108,19 +102,6 @@ def test_another_call_on_one_rank_while_others_step(world, what):
         assert float(program.state["all"]) == float(before["all"])
     with build(descend, 0.0, data, N, world=world) as program:  # all count their programs alike
         program.step()
-
-
-def test_a_run_that_ends_earlier_on_one_rank(world):
-    """Its closing message was once taken for the next step's, with nothing in it."""
-    with build(watched, 0.0, make_data(), N, world=world) as program:
-        meet(
-            world,
-            lambda: list(program.run(steps=2)),
-            lambda: list(program.run(steps=4)),
-            f"rank {world.processes - 1}: the end of run() after step 2 of {program._name} (",
-            f"message 1 of step 3 of {program._name} (",
-        )
-        assert program.steps == 2
 
 
 # --- one rank fails, wherever the others are --------------------------------------------------------------------------

@@ -80,8 +80,12 @@ class ElasticWorld(MultiProcessWorld):
         self._ready: dict[int, bool] = {}  # of the ranks in the job that were asked to get ready; rank 0 knows
         self._pair: Any = None  # of a spawned process, until it is admitted: its communicator with the one that spawned
 
-    def set_processes(self, transport: MPITransport, everyone: ProcessGroup, worker_slots: WorkerSlots) -> None:
-        """Set the processes of the job, and the transport of those that work; called once, by all of them."""
+    def set_processes(
+        self, transport: MPITransport, everyone: ProcessGroup, worker_slots: WorkerSlots, workers: int | None = None
+    ) -> None:
+        """Set the processes of the job, and the transport of those that work; called once, by all of them. Raises
+        WorkerCountError if whole processes cannot provide `workers` at the start.
+        """
         self.transport, self._mpi = transport, transport.mpi
         self.worker_slots, self.capacity = worker_slots, worker_slots.capacity
         # The workers' communicator cannot be used: it is revoked when a worker is lost.
@@ -96,6 +100,11 @@ class ElasticWorld(MultiProcessWorld):
         transport.on_lost = self._continue_with
         self._set_group(everyone)
         self.request_workers(len(self.members))
+        if workers is not None and self.nearest(workers) != workers:
+            raise WorkerCountError(
+                f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible "
+                f"number is {self.nearest(workers)}."
+            )
 
     def await_admission(self, pair: Any, world_number: int) -> None:
         """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""
@@ -104,14 +113,6 @@ class ElasticWorld(MultiProcessWorld):
         self.transport.world_number = world_number
         self._pair, self._working_ranks = pair, {0}
         self._messages = ControlMessages(self._mpi, pair)
-
-    def check_start(self, workers: int | None) -> None:
-        """Raise WorkerCountError if whole processes cannot provide the number of workers asked for at the start."""
-        if workers is not None and self.nearest(workers) != workers:
-            raise WorkerCountError(
-                f"workers={workers} is not possible: all workers of a process work, or none. The nearest possible "
-                f"number is {self.nearest(workers)}."
-            )
 
     def _set_group(self, group: ProcessGroup) -> None:
         self.transport.set_group(group)

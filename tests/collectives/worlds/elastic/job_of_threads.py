@@ -62,8 +62,7 @@ class ElasticJob(Job):
         everyone = ProcessGroup(comm, tuple(names))
         slots = slots_at_start(k * self.size, *self._arguments)
         world = self.world({"driver": "a"})
-        world.set_processes(transport, everyone, slots)
-        world.check_start(self._arguments[0])
+        world.set_processes(transport, everyone, slots, self._arguments[0])
         return world
 
     def spawn(self, spawner: int) -> Comm:
