@@ -50,8 +50,7 @@ class Job:
         self._ended_by: signal.Signals | None = None  # the signal that ends the job
         self._launcher: asyncio.subprocess.Process | None = None
         self._check: asyncio.TimerHandle | None = None  # the pending second look at a reason to end the job
-        self._forced = False  # this process has ended mpirun,
-        self._forced_code = 0  # with this exit code if no rank has failed
+        self._forced: int | None = None  # this process has ended mpirun; the job's exit code if no rank has failed
         self._saved: int | None = None  # the step of the newest checkpoint on the disk
         self._watch = Watch(self._processes, self._send, lambda: self._terminate(1))
 
@@ -93,9 +92,9 @@ class Job:
             process.cut_short |= process.connected
             process.connected = False
         cut_short = [process for process in quiet if process.cut_short and process.counts]
-        if cut_short and not self._forced:
+        if cut_short and self._forced is None:
             say(f"mpirun ended with {own} while {cut_short[0]} was running.")
-        code = verdict(self._in_order(), self._forced_code if self._forced else own) or self._forced_code
+        code = verdict(self._in_order(), own if self._forced is None else self._forced) or self._forced or 0
         nobody_said = not any(process.ended is not None for process in self._ended)
         failed = any(process.ended for process in self._ended)
         if self._ended_by is not None and (nobody_said or (cut_short and not failed)):
@@ -114,8 +113,12 @@ class Job:
         process = None
         try:
             said = json.loads(await reader.readline())
-            if secrets.compare_digest(str(said["token"]), self._token):
-                process = self._introduced(writer, **said)
+            if secrets.compare_digest(str(said.pop("token")), self._token):
+                process = ProcessState(**said)
+                self._processes.append(process)
+                self._writers[process] = writer
+                if self._ended_by is not None:  # the process connected after the signal was passed on
+                    self._send(process, f"signal {int(self._ended_by)}")
                 while words := await reader.readline():
                     self._take_down(process, json.loads(words))
         except (ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
@@ -128,15 +131,6 @@ class Job:
             self._writers.pop(process)
             process.connected = False
             self._look_at(process)
-
-    def _introduced(self, writer: asyncio.StreamWriter, token: str, **said: Any) -> ProcessState:
-        """Return the new process of an introduction."""
-        process = ProcessState(**said)
-        self._processes.append(process)
-        self._writers[process] = writer
-        if self._ended_by is not None:  # the process connected after the signal was passed on
-            self._send(process, f"signal {int(self._ended_by)}")
-        return process
 
     def _send(self, process: ProcessState, line: str) -> None:
         """Send a line to the supervisor of a process."""
@@ -167,7 +161,7 @@ class Job:
         """Record a process's end if it is known now, and check whether the job has to be ended."""
         if process.over and process not in self._ended:
             self._ended.append(process)
-            if (text := remark(process)) and not self._forced:
+            if (text := remark(process)) and self._forced is None:
                 say(text)
         self._look_again()
 
@@ -189,12 +183,12 @@ class Job:
             self._look_again()
 
     def _say_why(self) -> None:
-        if not self._forced and self._ended_by is None and (why := reason_to_end(self._in_order())):
+        if self._forced is None and self._ended_by is None and (why := reason_to_end(self._in_order())):
             say(why)
 
     def _end_without(self, process: ProcessState) -> None:
         """End the job because a process's host does not answer. The process is killed there, by its supervisor."""
-        if not process.over and not self._forced:
+        if not process.over and self._forced is None:
             say(f"{process} is cut off: its host has not answered for {self._host_timeout:g} s.")
             self._terminate(128 + signal.SIGKILL)
 
@@ -215,9 +209,9 @@ class Job:
 
     def _terminate(self, code: int = 0) -> None:
         """End mpirun, and with it all ranks. `code`: the job's exit code if no rank has failed."""
-        if self._launcher is None or self._launcher.returncode is not None or self._forced:
+        if self._launcher is None or self._launcher.returncode is not None or self._forced is not None:
             return
-        self._forced, self._forced_code = True, code
+        self._forced = code
         self._watch.stop()
         unfinished = [process for process in self._processes if not process.over]
         for process in unfinished:

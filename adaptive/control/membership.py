@@ -262,13 +262,6 @@ class Membership:
         self._ready_elsewhere = 0
         self._set_leave_requests(np.zeros(self._world.capacity))
 
-    def _count_ready(self, about: str) -> int:
-        if self._world.processes == 1:
-            return self.ready_to_join
-        if self._in_status:
-            return self._ready_elsewhere
-        return sum(self._gathered(self.ready_to_join, f"workers ready to join {about}"))
-
     # --- change -------------------------------------------------------------------------------------------------------
 
     @property
@@ -313,7 +306,11 @@ class Membership:
             return 0
         if self.asked is not None:
             self.asked = self.nearest(self.asked)  # processes in reserve may be lost
-        return self._count_ready(about) if self.target > len(self._world.members) else 0
+        if self.target <= len(self._world.members) or self._world.processes == 1:
+            return self.ready_to_join
+        if self._in_status:
+            return self._ready_elsewhere
+        return sum(self._gathered(self.ready_to_join, f"workers ready to join {about}"))
 
     def _refresh(self) -> None:
         """Account for workers that joined or were lost without a request."""
