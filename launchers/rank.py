@@ -62,7 +62,7 @@ def run(arguments: list[str], show: Callable[[str], object]) -> int:
 
 
 def execute(command: list[str]) -> NoReturn:
-    """Replace this process by a command; exit with 127 if it cannot be run."""
+    """Replace this process by a command. Raises SystemExit, with code 127, if it cannot be run."""
     try:
         os.execvp(command[0], command)
     except OSError as error:
