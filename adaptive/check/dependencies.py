@@ -56,7 +56,6 @@ def outputs_of(plan: Plan) -> list[Output]:
 
 
 def compared(plan: Plan) -> list[int]:
-    """Return the numbers of the state leaves that are compared."""
     return [i for i in plan.changed_state if i not in plan.local_state]
 
 
@@ -66,14 +65,10 @@ def shared(plan: Plan) -> list[tuple[int, Any]]:
 
 
 class Dependencies:
-    """Dependencies of every value of a plan, and of its outputs.
-
-    Attributes:
-      contributions: all contributions to messages, by the variable of their result.
-      places: the results of those whose differences count in some output.
-    """
+    """Dependencies of every value of a plan, and of its outputs."""
 
     def __init__(self, plan: Plan):
+        # All contributions to messages, by the variable of their result.
         self.contributions: dict[Var, Contribution] = {c.result: c for message in plan.messages for c in message}
         graph, outputs = plan.graph, outputs_of(plan)
         of_data = {*graph.batch_vars, *(graph.state_vars[i] for i in plan.local_state), *plan.sized}
@@ -87,10 +82,10 @@ class Dependencies:
         for _ in plan.op_states:
             read = [self.of(o.atom) for o in outputs if o.kind == "op_state" and self.is_state(o)]
             self._kept_for_state = self._kept_for_state.union(*read)
+        # The results of those whose differences count in some output.
         self.places = [p for p in self.contributions if any(self.counts(p, o) for o in outputs)]
 
     def of(self, atom: Atom | None) -> Tags:
-        """Return the tags of a value."""
         return self._tags.get(atom, _NOTHING) if isinstance(atom, Var) else _NOTHING
 
     def _of_equation(self, eqn: JaxprEqn) -> Iterator[tuple[Var, Tags]]:
@@ -150,7 +145,6 @@ class Dependencies:
         return self.of(self.contributions[place].value)
 
     def label(self, place: Var) -> str:
-        """Return a contribution's name and line, for texts."""
         c = self.contributions[place]
         return f"{c.name or 'a value'}{'' if c.how.reduces else f', by {c.how.name}'}{at(c.line)}"
 

@@ -1,8 +1,7 @@
 """Checks that a step's result does not depend on how its batch is split, as it does with batch norm or summed losses.
 
 The check runs steps on one batch in double precision (`widen.py`), in equal shares, in random uneven ones of several
-microbatches, and over fewer workers. Every trial of a step starts from the same state, so rounding errors do not grow.
-All is compared element by element, because many optimizers treat elements separately.
+microbatches, and over fewer workers, and compares element by element. Every trial of a step starts from the same state.
 
 Optimizers such as Adam magnify rounding errors where gradients are near zero. So a difference in an output counts only
 if the output depends on a number of workers, or on a reduced value that differs by more than rounding (`rounding.py`).
@@ -113,7 +112,7 @@ def _for_several_workers(engine: Engine) -> Planner:
 class _Comparison:
     """The trials of one driver, whose plan in its own precision is `driver`, and what they have shown so far.
 
-    Of `splits`, the first has equal shares. The other ones are compared with it.
+    The first of `splits` has equal shares, and the other ones are compared with it.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Checks whether a function's result for a batch is a mean or a sum over its examples, or has a row for each of them.
 
-`evaluate` combines batches by weighted means or sums, or joins their rows. For an exponential of a mean loss, a mean
-over tokens, or rows normalized over the batch, the result would depend on the batch size. So the function is computed
-for a few examples as one batch and as two batches, in double precision, and the results are compared.
+`evaluate` combines batches by weighted means or sums, or joins their rows. An exponential of a mean loss, a mean over
+tokens, or rows normalized over the batch would depend on the batch size. So the function is computed for a few examples
+as one batch and as two, in double precision.
 """
 
 from __future__ import annotations

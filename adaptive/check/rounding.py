@@ -1,8 +1,7 @@
 """Which differences between two trials are rounding errors.
 
-Trials are computed in double precision, in which a difference of 100 units in the last place of single precision is far
-above rounding, but for values that cancel. So rounding errors are also measured, element by element: inputs are
-perturbed by one unit in the last place, and changes of the size that this causes do not count.
+In double precision, 100 units in the last place of single precision are far above rounding, but for values that cancel.
+So rounding errors are also measured, by element: inputs are perturbed by one unit in the last place.
 """
 
 from __future__ import annotations

@@ -175,10 +175,9 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     largest = max(batch_sizes[worker] for worker in world.workers)
     rows = largest if mesh is None or largest % mesh.granule else largest // mesh.granule
     kernels = engine.kernels
-    first = [kernels.fixed_microbatches(size) for size in batch_sizes]
-    several = kernels.splittable and (kernels.resizable or any(len(microbatches) > 1 for microbatches in first))
-    arrives = [n for n, message in enumerate(plan.messages) if message.travels]
-    arriving = sum(bytes_on_device(place, number, engine.layouts[number]) for number in arrives)
+    is_cut = any(len(kernels.fixed_microbatches(size)) > 1 for size in batch_sizes)
+    several = kernels.splittable and (kernels.resizable or is_cut)
+    arriving = sum(bytes_on_device(place, n, engine.layouts[n]) for n, m in enumerate(plan.messages) if m.travels)
     alone = world.processes == 1 and len(world.devices) == 1
     row = sum(leaf.nbytes for leaf in jax.tree.leaves(data.example))
     compiled = [*engine.context.programs.values(), *kernels.compiled.all_of(0)]

@@ -217,7 +217,6 @@ class RunCheckpointer:
             self._note(begin + text)
 
     def _note(self, text: str) -> None:
-        """Add a note to the next report, and log it."""
         logging.getLogger("adaptive").warning("%s", text)
         self._parts.run.note(text)
 

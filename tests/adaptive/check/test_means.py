@@ -29,7 +29,8 @@ def squares(w, batch):
         (lambda w, b: squares(w, b).sum(), "sum"),
         (lambda w, b: (3.0 + squares(w, b).mean()) * 1e6, "mean"),
         (lambda w, b: b.astype(jnp.bfloat16).mean().astype(jnp.float32), "mean"),
-        (lambda w, b: (squares(w, b) > 0.5).mean(), "mean"),
+        (lambda w, b: (squares(w, b) > 0.5).sum() / len(b), "mean"),
+        (lambda w, b: jax.nn.softmax(b * 3, axis=-1).sum(-1).mean() - 1, "mean"),  # zero but for rounding
         (lambda w, b: (b[:, 0] > 0).sum(), "sum"),
         (lambda w, b: jnp.exp(1j * b[:, 0].astype(jnp.complex64)).mean(), "mean"),
     ],
@@ -45,7 +46,8 @@ def test_means_and_sums_pass(fn, op):
         (lambda w, b: squares(w, b).mean(), "sum"),
         (lambda w, b: jnp.exp(squares(w, b).mean()), "mean"),
         (lambda w, b: squares(w, b).max(), "mean"),
-        (lambda w, b: jnp.sqrt(squares(w, b).mean()), "mean"),
+        (lambda w, b: jnp.exp(squares(w.astype(jnp.bfloat16), b.astype(jnp.bfloat16)).mean()), "mean"),
+        (lambda w, b: len(b), "mean"),
         (lambda w, b: squares(w, b).mean() + 0.1 * squares(w, b).max(), "mean"),
     ],
 )
@@ -87,8 +89,9 @@ def test_leaves_that_are_merged_in_another_way_are_left_out():
         lambda w, b: jax.pure_callback(np.max, jax.ShapeDtypeStruct((), np.float32), b),
         lambda w, b: squares(w, b.reshape(16, 3)).max(),
         lambda w, b: squares(w, b).max() / 0.0,
+        lambda w, b: (jax.lax.bitcast_convert_type(b, jnp.int32) & 1).max(),
     ],
-    ids=["random numbers", "the host", "one size", "not finite"],
+    ids=["random numbers", "the host", "one size", "not finite", "its own dtype"],
 )
 def test_where_nothing_can_be_compared_nothing_is_refused(fn):
     checked(fn)
