@@ -8,14 +8,15 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
+import monitors as mon
 from adaptive.check.dependencies import DATA, Dependencies, named_steps
 from tests.adaptive.drivers import FEATURES, mean_loss, planned
 
 W = jnp.zeros(FEATURES)
 
 
-def depending(driver):
-    plan = planned(driver, W)
+def depending(driver, **options):
+    plan = planned(driver, W, **options)
     return plan, Dependencies(plan)
 
 
@@ -40,6 +41,23 @@ def test_a_check_for_nans_hides_all_differences_of_finite_values(metric, message
 def number():
     """Return this worker's number, which is known before the step and differs between workers."""
     return ad.worker_index().astype(float)
+
+
+@pytest.mark.parametrize(
+    ("value", "local_state", "of_data"),
+    [
+        (lambda s, b: s * number(), (), False),
+        (lambda s, b: s * number(), (0,), True),
+        (lambda s, b: mon.ema(number()), (), True),
+        (lambda s, b: ad.batch_size(), (), False),
+    ],
+)
+def test_values_of_data_are_those_of_examples_and_of_state_of_one_worker(value, local_state, of_data):
+    def driver(state, batch):
+        return state, {"rows": comm.all_gather(value(state, batch))}
+
+    plan, depend = depending(driver, local_state=local_state)
+    assert (DATA in depend.of(plan.messages[-1][-1].value)) == of_data
 
 
 def test_a_mean_depends_on_what_weighs_it():

@@ -129,6 +129,7 @@ def test_nothing_on_the_disk_is_a_pickle_and_what_was_read_can_be_changed(tmp_pa
     [
         (" 4 step", [4, 8, 12, 14]),
         ("0.5 epochs", [3, 5, 8, 10, 12, 14]),  # of 24 examples, by 5
+        ("2 epochs", [10, 14]),
         ("30 minutes", [14]),
     ],
 )
@@ -541,17 +542,6 @@ def test_the_current_rank_0_writes(tmp_path, patient):
             world.rank = 0 if report.step >= 3 else 1
     assert names(tmp_path) == ["000001-step-4", "000002-step-6"]
     release(acquire(tmp_path))  # it is free
-
-
-@pytest.mark.parametrize(("every", "epochs"), [("0.5 epochs", 0.5), ("3 epochs", 3)])
-def test_one_is_due_whenever_so_many_epochs_are_over(every, epochs):
-    interval, examples = ad.Checkpoints("run/", every=every).interval, 10
-    consumed = [0, *np.cumsum(np.random.default_rng(0).integers(1, 5, 60)).tolist()]  # unlike batch sizes
-    due = [interval.due(step, consumed[step - 1], consumed[step], examples) for step in range(1, 61)]
-    ends = {int(total // (epochs * examples)) for total in consumed} - {0}
-    assert sum(due) == len(ends)
-    assert due[consumed.index(next(c for c in consumed if c >= epochs * examples)) - 1]
-    assert not any(interval.due(step, consumed[step - 1], consumed[step], None) for step in range(1, 61))
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.long)])
