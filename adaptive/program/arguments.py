@@ -30,10 +30,8 @@ NonFinite = Literal["raise", "skip", "allow"]
 
 
 def world_of(world: World | None) -> World:
-    """Return the given world; by default the current one, or this process alone if there are no others.
-
-    Raises:
-      DriverError: no world is given, and this process is one of several; or the argument is not a world.
+    """Return the given world; by default the current one, or this process alone. Raises a DriverError if the
+    argument is no world, or none is given and this process is one of several.
     """
     if callable(world):
         name = getattr(world, "__name__", "comm.world")
@@ -71,11 +69,7 @@ def built_in(world: World) -> None:
 
 
 def check_driver(driver: Any) -> None:
-    """Check that a driver can be called with a state and a batch.
-
-    Raises:
-      DriverError: it cannot.
-    """
+    """Raise a DriverError unless a driver can be called with a state and a batch."""
     name = getattr(driver, "__name__", type(driver).__name__)
     if not callable(driver) or isinstance(driver, type):
         what = f"the class {name}; pass a method of an instance" if isinstance(driver, type) else reprlib.repr(driver)
@@ -94,22 +88,14 @@ def check_driver(driver: Any) -> None:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return a user's True or False as a boolean; `name`: of the argument, for errors.
-
-    Raises:
-      DriverError: it is neither.
-    """
+    """Return a user's True or False, the argument `name`, as a boolean. Raises a DriverError if it is neither."""
     if not isinstance(value, bool | np.bool_):
         raise DriverError(f"{name} must be True or False; got {value!r}.")
     return bool(value)
 
 
 def count(name: str, value: Any, *, least: int | None = None) -> int:
-    """Return a user's number as an integer; `name`: of the argument, for errors.
-
-    Raises:
-      DriverError: it isn't an integer, or is below `least`.
-    """
+    """Return a user's number, the argument `name`, as an integer. Raises a DriverError for another value."""
     number = whole(value)
     if number is None:
         raise DriverError(f"{name} must be a whole number; got {value!r}.")
@@ -197,10 +183,8 @@ class StateForm:
 
 
 def made_by(state: Any) -> Any:
-    """Return the result of a function of no arguments; return anything else unchanged.
-
-    Raises:
-      DriverError: the function has arguments.
+    """Return the result of a function of no arguments, and anything else unchanged. Raises a DriverError if a function
+    has arguments.
     """
     if not (inspect.isroutine(state) or isinstance(state, partial)):
         return state

@@ -218,8 +218,7 @@ def _gathered(
 ) -> list[_Part]:
     """Return the values of this process's workers on their part of the examples; a list over the leaves of `fn`.
 
-    The first batch of each worker and size is read in advance: its program is compiled beside the others. `fn` is
-    traced in this thread alone, and `jax.jit` keeps the programs for later evaluations of the same function.
+    The first batch of each worker and size is read in advance, so that its program is compiled beside the others.
     """
     call = jax.jit(fn)
     parts = _parts_of(shapes, op)

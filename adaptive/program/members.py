@@ -1,8 +1,7 @@
 """Changes of membership between two steps: workers that leave, join, or wait in reserve until they join.
 
 A joining process receives the state of the others from memory to memory. That is more than a checkpoint, because the
-run continues: pending sizes, the digest of decisions, the run's limit. Local state (`per_worker_state`) is not sent: it
-has its initial value on a new worker.
+run continues: pending sizes, the digest of decisions, the run's limit. Local state has its initial value on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Restoring a program from a checkpoint: parse, compare, replace.
 
 *Parse* checks every leaf and number, and compiles the kernels. *Compare* exchanges digests of the checkpoint with the
-other processes. Only then is the program changed, by assignments and by copies to devices, which have room where an old
-leaf was, so a restore does not fail halfway.
+other processes. Only then is the program changed, by assignments and by copies to devices, so it does not fail halfway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checkpoints during a run: decides when one is due, saves it, and writes it to the disk in a background thread.
 
-All processes decide alike, at the same step: by the number of the step, by the number of consumed examples, or, for
-minutes, by a request of rank 0 in the step's last message. All processes bring their hooks' states up to date, and send
-their local state, if there is any. Rank 0 writes.
+All processes decide alike: by the number of the step, of consumed examples, or, for minutes, by a request of rank 0 in
+the step's last message. They bring their hooks' states up to date, and send their local state. Rank 0 writes.
 """
 
 from __future__ import annotations
@@ -75,11 +74,8 @@ class RunCheckpointer:
         atexit.register(self.close)  # for a run whose loop was left before its end
 
     def _open(self) -> None:
-        """Lock the directory, before the first step.
-
-        Raises:
-          CheckpointError: the directory cannot be written, another job writes to it, or it has checkpoints of another
-            run.
+        """Lock the directory, before the first step. Raises a CheckpointError if that cannot be done, or it has
+        checkpoints of another run.
         """
         from adaptive.disk import writing  # noqa: F401  # loads orbax now, rather than beside a step
 
