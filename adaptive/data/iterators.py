@@ -1,8 +1,7 @@
 """Data without an index: the examples of an iterator, in its order.
 
-Every process iterates over the same examples and takes its workers' share of each global batch. Each process therefore
-reads all examples, and the examples of a step depend only on the global batches, even if batch sizes or workers change.
-Expensive work on single examples, such as decoding and augmentation, belongs in `map=` and `random_map=`, which are
+Every process iterates over the same examples and takes its workers' share of each global batch, so the examples of a
+step depend only on the global batches. Expensive work on single examples belongs in `map=` and `random_map=`, which are
 called for a process's own share only. If even reading is too expensive, each worker can have its own iterator.
 """
 
@@ -71,22 +70,18 @@ def from_iterator(
         program = ad.Program(driver, state, ad.data.from_iterator(rows), global_batch=96)
 
     Every process iterates over the same examples in the same order and takes its workers' share of each global batch.
-    Each example is thus in one batch per epoch, even if batch sizes or workers change, but each process reads all
-    examples. Nothing is shuffled. If `make` has a parameter `worker`, each worker has its own iterator instead, and
-    advances in it by its own batch size.
+    Each example is thus in one batch per epoch, even if batch sizes or workers change. Nothing is shuffled. If `make`
+    has a parameter `worker`, each worker has its own iterator instead, and advances in it by its own batch size.
 
-    Checkpoints contain the iterator's state, if it has `get_state` and `set_state`, as grain's have; otherwise the
-    epoch's earlier examples are read again and skipped. For iterators per worker, checkpoints contain the number of
-    examples that each has yielded, which are skipped.
+    Checkpoints contain the iterator's state, if it has `get_state` and `set_state`, as grain's have; otherwise, and for
+    iterators per worker, the earlier examples are read again and skipped.
 
     Args:
       make: a function that starts an epoch: returns an iterator or an iterable of examples. It is called with those of
         `epoch`, `worker` and `workers` that are its parameters.
       map: `fn(example)`, applied to each example of this process's share.
-      random_map: `fn(example, rng)`, like `map` with random numbers, which depend only on the program's seed and the
-        example's position in the stream.
-      length: number of examples in an epoch, over all workers, for options in epochs. By default an epoch ends when the
-        iterator ends.
+      random_map: `fn(example, rng)`, like `map`. The random numbers depend only on the program's seed and the position.
+      length: examples in an epoch, over all workers, for options in epochs. By default known when the iterator ends.
       read_timeout: seconds after which reading one example, or starting an epoch, for a waiting step fails with a
         DataError; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 

@@ -119,12 +119,7 @@ class SourceRows(Rows):
     """A source, read by threads or processes; arguments as for `from_source`. Raises a DataError if it is empty."""
 
     def __init__(
-        self,
-        source: Any,
-        functions: Functions = Functions(),  # noqa: B008
-        num_readers: int = 0,
-        num_threads: int = 1,
-        read_timeout: float | None = None,
+        self, source: Any, functions: Functions, num_readers: int, num_threads: int, read_timeout: float | None
     ):
         length = len(source)
         if length == 0:
@@ -208,13 +203,12 @@ class Shards(Rows):
 
     Worker i takes its examples from shard i, in a new order for each epoch of the *shard*: each example once per shard
     epoch, even if batch sizes change. A worker with a larger batch has more shard epochs. An epoch of the program is as
-    many examples as all shards hold together. Every process receives all shards and reads those of its own workers.
-    `evaluate` treats the shards, one after another, as one data set.
+    many examples as all shards hold. Every process receives all shards and reads its workers'. `evaluate` treats the
+    shards, one after another, as one data set.
 
     Args:
-      data_sets: one data set per worker, in the workers' order: pytrees of arrays, or sources, as for `Program`. The
-        examples of all must have the same structure, shapes and dtypes; the numbers of examples may differ.
-
+      data_sets: one data set per worker, in the workers' order, as for `Program`. All examples must have the same
+        structure, shapes and dtypes.
     Raises:
       DataError: no data sets, an empty one, or examples that differ in structure, shape or dtype.
     """
@@ -278,15 +272,14 @@ def from_source(
     Args:
       data: a pytree of arrays with a row per example, or an object with `len(data)` and `data[i]`.
       map: `fn(example)`, applied to each example; returns a pytree of arrays and numbers.
-      random_map: `fn(example, rng)`, like `map` with random numbers. An example's `rng` depends only on the program's
-        seed, the epoch and the example's index, not on which process reads it; `evaluate` uses the first epoch's.
-      num_readers: number of reader processes for each process of the program; 0 to read in threads. They start on
-        demand, without running the script again.
-      num_threads: how many threads of each process call `data[i]` and the functions at the same time, on the same
-        objects; 1 by default, because few data sets are written for threads.
-      read_timeout: seconds after which one read for a waiting step fails with a DataError; 0 for no limit. A thread
-        reads one example at a time, a process some examples of a batch. By default 1.5 times the world's
-        `hang_timeout`, and no limit on one process.
+      random_map: `fn(example, rng)`, like `map`. The random numbers depend only on the program's seed, the epoch and
+        the index; `evaluate` uses the first epoch's.
+      num_readers: reader processes for each process of the program; 0 to read in threads. They start on demand, without
+        running the script again.
+      num_threads: threads of each process that call `data[i]` and the functions at the same time, on the same objects.
+        Few data sets are written for several.
+      read_timeout: seconds after which one read for a waiting step fails with a DataError; 0 for no limit. By default
+        1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
       DataError: the data cannot be used, or have no index; says the line to write instead.
@@ -308,9 +301,7 @@ def from_source(
 
 def rows_of(data: Any) -> Rows:
     """Return a user's data with an index as rows. Raises a DataError that says the line to write if that cannot be."""
-    if isinstance(data, Rows):
-        return data
-    return SourceRows(data) if _is_source(data) else ArrayRows(data)
+    return data if isinstance(data, Rows) else from_source(data)
 
 
 def _is_source(data: Any) -> bool:

@@ -50,9 +50,11 @@ def _waiting(run: Columns, total: float) -> Iterator[Finding]:
     phases = [phase for phase in slow_phases(run) if phase.saved >= _LEAST * total]
     for phase in phases:
         less = f"{duration(phase.saved)} ({percent(phase.saved / total)})"
+        when = f"from step {run.step[phase.first]:,} to {run.step[phase.end - 1]:,}"
+        when = "throughout" if phase.end - phase.first >= 0.95 * len(run) else when
         them = "it" if len(phase.workers) == 1 else "they"
         text = (
-            f"The others waited for {workers(phase.workers)} {_when(run, phase.first, phase.end)}{_why(run, phase)}. "
+            f"The others waited for {workers(phase.workers)} {when}{_why(run, phase)}. "
             f"Had {them} been as fast as the others, the run would have taken {less} less."
         )
         yield Finding(text, phase.saved)
@@ -61,13 +63,6 @@ def _waiting(run: Columns, total: float) -> Iterator[Finding]:
     of_it = f"{duration(max(rest, 0.0))} of it " if phases else ""
     share = percent(waiting / total)  # the only share of waiting on the page
     yield Finding(f"Workers waited {share} of the run for one another, {of_it}with none steadily slower.", rest)
-
-
-def _when(run: Columns, first: int, end: int) -> str:
-    """Format an interval: "from step 400 to 900", or "throughout"."""
-    if end - first >= 0.95 * len(run):
-        return "throughout"
-    return f"from step {run.step[first]:,} to {run.step[end - 1]:,}"
 
 
 def _why(run: Columns, phase: SlowPhase) -> str:

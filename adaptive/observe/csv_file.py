@@ -19,10 +19,10 @@ class CSV(LineSink):
 
         program.run(epochs=10, log=[ad.log.CSV("run.csv")])
 
-    The file only grows. A step that is repeated after a restore has several rows, of which the last one counts, and a
-    row that was cut has no id: `pandas.read_csv(path).dropna(subset="run_id").drop_duplicates(["run_id", "step"],
-    keep="last")`; so has a step to which `program.log` adds values. The first row of the file fixes the columns. A
-    number of another name is left out, with a warning; `ad.log.JSONL` has all of them.
+    The file only grows, and a row that was cut has no id; so read it with
+    `pandas.read_csv(path).dropna(subset="run_id").drop_duplicates(["run_id", "step"], keep="last")`.
+    The first row of the file fixes the columns. A number of another name is left out, with a warning; `ad.log.JSONL`
+    has all of them.
 
     Args:
       path: the file. Rows of other runs stay above those of this run; the column `run_id` distinguishes the runs.

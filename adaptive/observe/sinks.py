@@ -45,14 +45,13 @@ class Sink(Protocol):
             def close(self):
                 pass
 
-    The methods are called on rank 0, from one thread other than the main thread, which all sinks of a run share. A
-    third method is optional: `flush()` is called after some steps are written, ten times a second, and before a
-    checkpoint is stored: the checkpoint of a step is on the disk only after the logs hold that step.
+    The methods are called on rank 0, from one thread of all sinks. A third one is optional: `flush()` is called after
+    some steps are written, and before a checkpoint is stored: the checkpoint of a step is on the disk only after the
+    logs hold that step.
 
-    Of a step that is written several times, the last one counts: a program that is restored takes steps again
-    (`event.restored` is set in the first one), `program.log` adds values to a step (`event.logged`), and a process that
-    becomes rank 0 writes the last steps again, because the one before may not have written them. `event.run_id`
-    identifies the run.
+    A step may be written several times, and the last one counts: after a restore (`event.restored` is set in the first
+    step), with the values of `program.log` (`event.logged`), and by a process that becomes rank 0, because the one
+    before may not have written it. `event.run_id` identifies the run.
     """
 
     def write(self, event: StepEvent) -> Any:
@@ -83,8 +82,8 @@ def checked(log: Any) -> list[Sink]:
 class SinkThread:
     """A listener that passes events to sinks, in one thread, while this process has rank 0.
 
-    A process with another rank keeps the last events, and writes them if it becomes rank 0. The thread is no executor,
-    whose threads Python joins at exit: a sink that hangs would keep the process alive.
+    A process of another rank keeps the last events, in case it becomes rank 0. The thread is no executor, whose threads
+    Python joins at exit: a sink that hangs would keep the process alive.
     """
 
     reads_later = True  # see `Listeners`

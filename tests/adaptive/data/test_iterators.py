@@ -17,6 +17,8 @@ from adaptive.data.iterators import IterableData
 from adaptive.data.same_data import digests_of_data
 from adaptive.data.stream import Stream, open_data
 
+from .streams import batches
+
 grain = pytest.importorskip("grain")
 
 
@@ -37,11 +39,8 @@ def opened(how, workers=1, mine=None, seed=0):
 
 def walk(stream, plan):
     """The batches of this process's workers, step by step, fetched ahead."""
-    for sizes in plan:
-        share = stream.take(sizes)
-        stream.prefetch(sizes)
-        stream.advance(sizes)
-        yield [None if b is None else b["i"].tolist() for b in share.batches]
+    for step in batches(stream, plan):
+        yield [None if b is None else b["i"].tolist() for b in step]
 
 
 def flat(steps):

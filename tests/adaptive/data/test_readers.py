@@ -23,6 +23,8 @@ from adaptive.base.process.waits import wait_of
 from adaptive.data.stream import Stream, open_data
 from tests.speed import limit
 
+from .streams import batches
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -199,14 +201,11 @@ def read():
 
 def taken(data, plan, workers=2, seed=5):
     """What a stream of these data gives, fetched ahead, as examples and as batches."""
-    stream, batches = Stream(data, seed=seed, workers=range(workers)), []
-    for sizes in plan:
-        batches += [b for b in stream.take(sizes).batches if b is not None]
-        stream.prefetch(sizes)
-        stream.advance(sizes)
+    stream = Stream(data, seed=seed, workers=range(workers))
+    found = [batch for step in batches(stream, plan) for batch in step if batch is not None]
     if stream._ahead:
         stream._ahead[2]()
-    return batches
+    return found
 
 
 def test_reader_processes_return_what_a_thread_returns_under_any_resizes(read):

@@ -14,42 +14,20 @@ import collectives as comm
 from adaptive.data.stream import Stream
 from adaptive.runtime.local_world import LocalWorld
 
+from .streams import Source, batches, numbered
+
 LENGTHS = (7, 12, 5)
-
-
-def numbered(first: int, count: int) -> dict[str, np.ndarray]:
-    numbers = np.arange(first, first + count)
-    return {"number": numbers, "row": np.stack([numbers, -numbers], axis=1).astype(np.float32)}
 
 
 def shards_of(lengths=LENGTHS) -> ad.Shards:
     """Shards whose examples are numbered end to end."""
     starts = np.cumsum([0, *lengths])
-    return ad.Shards([numbered(int(s), n) for s, n in zip(starts, lengths, strict=False)])
+    return ad.Shards([numbered(n, int(s)) for s, n in zip(starts, lengths, strict=False)])
 
 
-class Source:
-    def __init__(self, first, count):
-        self.first, self.count = first, count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        assert 0 <= index < self.count
-        return {"number": self.first + index, "row": np.float32([self.first + index, -self.first - index])}
-
-
-def taken(stream: Stream, plan, ahead=False) -> list[np.ndarray]:
+def taken(stream, plan, ahead=False):
     """The numbers of all examples that each worker of the stream takes in the steps of `plan`."""
-    steps = []
-    for sizes in plan:
-        share = stream.take(sizes)
-        if ahead:
-            stream.prefetch(sizes)
-        stream.advance(sizes)
-        steps.append([batch["number"] for batch in share.batches])
-    return [np.concatenate(of_worker) for of_worker in zip(*steps, strict=True)]
+    return [np.concatenate([b["number"] for b in own]) for own in zip(*batches(stream, plan, ahead), strict=True)]
 
 
 # --- the streams ------------------------------------------------------------------------------------------------------
@@ -83,20 +61,13 @@ def test_every_example_of_a_shard_occurs_once_per_epoch_under_any_resizes(course
 
 
 def test_a_process_reads_the_shards_of_its_own_workers_only():
-    read = []
-
-    class Noting(Source):
-        def __getitem__(self, index):
-            read.append(self.first)
-            return super().__getitem__(index)
-
-    shards = ad.Shards([Noting(0, 4), Noting(4, 4), Noting(8, 4)])
-    read.clear()  # the first example of each was looked at
+    sources = [Source(4, first) for first in (0, 4, 8)]
+    shards = ad.Shards(sources)
     stream = Stream(shards, seed=0, workers=range(1, 3))
     share = stream.take((2, 3, 4))
     stream.close()
     assert share.offsets == (2, 5)
-    assert sorted(read) == [4] * 3 + [8] * 4
+    assert [len(source.read) for source in sources] == [1, 1 + 3, 1 + 4]  # the first example of each was looked at
     assert [len(batch["number"]) for batch in share.batches] == [3, 4]
 
 
@@ -106,7 +77,7 @@ def test_a_process_reads_the_shards_of_its_own_workers_only():
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, sum(LENGTHS) - 1), min_size=1, max_size=30))
 def test_shards_are_numbered_end_to_end(numbers):
-    for shards in (shards_of(), ad.Shards([Source(0, 7), Source(7, 12), Source(19, 5)])):
+    for shards in (shards_of(), ad.Shards([Source(7), Source(12, 7), Source(5, 19)])):
         rows = shards.rows(np.sort(numbers))
         assert rows["number"].tolist() == sorted(numbers)
         assert rows["row"][:, 1].tolist() == [-n for n in sorted(numbers)]
@@ -116,9 +87,9 @@ def test_shards_are_numbered_end_to_end(numbers):
     ("data_sets", "complaint"),
     [
         ([], "one data set per worker; got none"),
-        (numbered(0, 4), "a list of data sets, one per worker; got a dict"),
-        ([numbered(0, 4), numbered(0, 0)], r"shard 1: the data set is empty: data\['number'\] has shape \(0,\)"),
-        ([numbered(0, 4), Source(0, 0)], r"shard 1: the data set is empty: len\(data\) is 0"),
+        (numbered(4), "a list of data sets, one per worker; got a dict"),
+        ([numbered(4), numbered(0)], r"shard 1: the data set is empty: data\['number'\] has shape \(0,\)"),
+        ([numbered(4), Source(0)], r"shard 1: the data set is empty: len\(data\) is 0"),
         ([np.zeros(3), {"x": np.zeros(3)}], "shard 1 has the structure .* shard 0 has "),
         ([np.zeros((3, 2)), np.zeros((3, 5))], r"example of shard 1 is float32\[5\], of shard 0 float32\[2\]"),
     ],
@@ -208,7 +179,7 @@ def test_a_checkpoint_of_other_shards_is_refused():
         assert program.steps == 1
         of_two = program.checkpoint()
     with (
-        program_on(numbered(0, 18), workers=2) as program,
+        program_on(numbered(18), workers=2) as program,
         pytest.raises(ad.CheckpointError, match=r"made on 9 \+ 9 examples; this program has 18,"),
     ):
         program.restore(of_two)

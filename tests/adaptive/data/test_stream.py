@@ -12,28 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import adaptive as ad
+from adaptive.data.example import Functions
 from adaptive.data.rows import SourceRows, rows_of
 from adaptive.data.stream import Stream
 
-
-def numbered(n):
-    return {"number": np.arange(n), "row": np.arange(2.0 * n).reshape(n, 2)}
-
-
-class Source:
-    """Grain-like: `source[i]` is one example."""
-
-    def __init__(self, examples, broken=()):
-        self.examples, self.broken, self.threads = examples, set(broken), set()
-
-    def __len__(self):
-        return self.examples
-
-    def __getitem__(self, index):
-        self.threads.add(threading.get_ident())
-        if index in self.broken:
-            raise OSError(f"example {index} cannot be read")
-        return {"number": index, "row": np.array([2.0 * index, 2.0 * index + 1])}
+from .streams import Source, batches, numbered
 
 
 @pytest.fixture
@@ -49,18 +32,9 @@ def stream_of():
         stream.close()
 
 
-def walk(stream, plan, ahead=False):
-    """The numbers of the examples of each step, worker by worker, as the steps of `plan` take them."""
-    for sizes in plan:
-        share = stream.take(sizes)
-        if ahead:
-            stream.prefetch(sizes)
-        stream.advance(sizes)
-        yield share, [batch["number"] for batch in share.batches if batch is not None]
-
-
 def everything(stream, plan, ahead=False):
-    return np.concatenate([np.concatenate(numbers) for _, numbers in walk(stream, plan, ahead)])
+    """The numbers of the examples of each step, worker by worker."""
+    return np.concatenate([b["number"] for step in batches(stream, plan, ahead) for b in step if b is not None])
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------
@@ -139,7 +113,7 @@ def test_rows_in_memory_are_the_same_taken_beside_and_on_demand(beside, mine):
 def test_any_part_of_the_next_global_batch_can_be_read(stream_of):
     for data in (numbered(9), Source(9)):
         stream = stream_of(data, workers=range(2))
-        next(walk(stream, [(3, 4)]))
+        next(batches(stream, [(3, 4)], ahead=False))
         assert stream.peek((2, 3))["number"].tolist() == stream.indices(7, 5).tolist()
         assert (stream.cursors, stream.epochs, stream.epoch) == ((7,), 7 / 9, 0)
 
@@ -197,8 +171,7 @@ def test_an_error_of_the_source_is_raised_by_the_step_that_needs_the_example(str
     data = Source(12)
     stream = stream_of(data)
     data.broken = set(stream.indices(4, 4).tolist())
-    for _ in walk(stream, [(4,)], ahead=True):
-        pass
+    list(batches(stream, [(4,)]))
     for _ in range(2):  # nothing has moved, so it is tried again
         with pytest.raises(OSError, match="cannot be read"):
             stream.take((4,))
@@ -211,8 +184,7 @@ class Read(SourceRows):
     """Data as if two threads read them; notes which examples they are asked for, and which reads are canceled."""
 
     def __init__(self, examples, piece):
-        self.source = Source(examples)
-        super().__init__(self.source)
+        super().__init__(Source(examples), Functions(), 0, 1, None)
         self.readers.number, self.asked, self.reads, self.piece = 2, [], [], lambda examples: min(piece, examples)
 
     def submit(self, indices, *others):

@@ -17,8 +17,7 @@ import collectives as comm
 import controllers as ctrl
 import monitors as mon
 from adaptive.base.decision import Decision
-from adaptive.extend import HookValues, StepEvent
-from adaptive.observe.events import Listeners
+from adaptive.extend import StepEvent
 from adaptive.program import reports as _reports
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import event, make_data
@@ -77,21 +76,6 @@ def test_without_listeners_no_event_is_built(monkeypatch):
         with program.subscribe(lambda event: None):
             pass
         program.step()  # he has left
-
-
-def test_values_are_copied_when_they_are_asked_for():
-    class Leaf:
-        copies = 0
-
-        def __array__(self, dtype=None, copy=None):
-            self.copies += 1
-            return np.ones(2)
-
-    leaf = Leaf()
-    given = HookValues("0/watch", 1, ("rows",), [leaf])
-    assert leaf.copies == 0
-    assert given.values["rows"].tolist() == given.values["rows"].tolist() == [1, 1]
-    assert leaf.copies == 1
 
 
 class Ratio(NamedTuple):
@@ -169,18 +153,6 @@ def test_a_listener_that_raises_is_removed_and_the_run_continues(caplog):
     assert calls == {"failing": 1, "well": 3}
     assert [[note for note in of_step if "listener" in note] for of_step in notes] == [[why], [], []]
     assert [record.message for record in caplog.records if "listener" in record.message] == [why]
-
-
-def test_listeners_are_not_called_while_they_are_suspended():
-    listeners = Listeners()
-    with listeners.add(lambda event: None):
-        listeners.suspended = True
-        with listeners.add(lambda event: None):
-            assert not listeners.any
-        assert not listeners.any
-        listeners.suspended = False
-        assert listeners.any  # the first one is still there
-    assert not listeners.any
 
 
 def test_a_listener_cannot_take_a_step():
