@@ -43,7 +43,7 @@ def report(record: Path, other: Path | None, output: Path | None, run: int, only
         if other is not None:
             click.echo(_in_lines([("", str(record), str(other)), *compare((columns, Columns(other, run)))]))
         elif only_goodput:
-            click.echo(f"{record.name}: {in_words(columns.ledger)}\n\n{as_table(columns.ledger)}")
+            click.echo(f"{record.name}: {as_table(columns.ledger)}")
         else:
             output, page = output or record.with_suffix(".html"), render(columns, record.name)
             if output.exists() and output.samefile(record):
@@ -61,22 +61,18 @@ def _in_lines(found: list[tuple[str, str, str]]) -> str:
     return "\n".join(f"{what:<{wide}}{first} → {second}" for what, first, second in found)
 
 
-def in_words(ledger: Ledger) -> str:
-    """Return a ledger's counts in one line."""
-    parts = [duration(ledger.wall), counted(ledger.steps, "step"), counted(ledger.starts, "start")]
-    if ledger.restores:
-        lost = f" ({counted(ledger.repeated, 'step')} with {counted(ledger.examples_lost, 'example')} taken again)"
-        parts.append(counted(ledger.restores, "restore") + lost)
-    if ledger.losses:
-        parts.append(f"workers lost in {counted(ledger.losses, 'step')}")
-    return ", ".join(parts)
-
-
 def as_table(ledger: Ledger) -> str:
     """Return seconds by cause as text, the productive ones first, then the costliest; none below a millisecond."""
+    counts = {
+        "step": ledger.steps,
+        "start": ledger.starts,
+        "restore": ledger.restores,
+        "repeated step": ledger.repeated,
+    }
+    total = ", ".join([duration(ledger.wall), *(counted(count, what) for what, count in counts.items() if count)])
     lines = [
         f"{name:<22}{'−' * (s < 0) + duration(abs(s)):>12}{percent(abs(s) / ledger.wall):>8}   {CAUSES[name]}"
         for name, s in ledger.by_rank()
         if abs(s) >= 1e-3
     ]
-    return "\n".join([*lines, f"{'goodput':<22}{percent(ledger.goodput):>20}"])
+    return "\n".join([total, "", *lines, f"{'goodput':<22}{percent(ledger.goodput):>20}"])

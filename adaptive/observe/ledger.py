@@ -50,7 +50,6 @@ class Ledger(NamedTuple):
     starts: int  # processes that recorded
     restores: int
     repeated: int  # steps that were taken again
-    examples_lost: int  # in them
     losses: int  # steps in which workers were lost, including steps that were taken again
 
     @property
@@ -114,10 +113,9 @@ def ledger_of(steps: Record) -> Ledger:
             more[rows] = 0.0  # of two reasons the first counts
     for cause, s in zip(causes, parts[counts].sum(0), strict=True):
         seconds[cause] += float(s)
-    examples = int(steps["global_batch"][discarded].sum())
     starts, losses = (int(steps[name].astype(bool).sum()) for name in ("origin", "lost"))
     restores = int(steps["restores"].sum())
-    return Ledger(seconds, int((~discarded).sum()), starts, restores, int(discarded.sum()), examples, losses)
+    return Ledger(seconds, int((~discarded).sum()), starts, restores, int(discarded.sum()), losses)
 
 
 def _add_wall(steps: Record, known: np.ndarray, seconds: dict[str, float]) -> None:

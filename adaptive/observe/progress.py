@@ -200,11 +200,11 @@ class Progress:
 # --- formatting -------------------------------------------------------------------------------------------------------
 
 
-def _metrics_in_short(event: StepEvent, most: int = 3) -> list[str]:
-    """Format the metric named "loss", or else the first `most` metrics."""
+def _metrics_in_short(event: StepEvent) -> list[str]:
+    """Format the metric named "loss", or else the first three metrics."""
     scalars = event.scalars
     losses = [name for name in scalars if name.rpartition(".")[2] == "loss"]
-    names = losses[:1] or [name for name in scalars if "noise" not in name][:most]
+    names = losses[:1] or [name for name in scalars if "noise" not in name][:3]
     return _in_short({name or "metric": scalars[name] for name in names})
 
 

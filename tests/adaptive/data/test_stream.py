@@ -15,6 +15,7 @@ import adaptive as ad
 from adaptive.data.example import Functions
 from adaptive.data.rows import SourceRows, rows_of
 from adaptive.data.stream import Stream
+from tests.speed import limit
 
 from .streams import Source, batches, numbered
 
@@ -285,3 +286,20 @@ def test_a_stream_goes_back_to_earlier_cursors(stream_of):
         stream.go_back(before)
         again = stream.take((4,)).batches
         assert again[0]["number"].tolist() == first[0]["number"].tolist()
+
+
+def test_a_restore_to_the_position_that_is_being_read_reads_it_anew(stream_of):
+    class Held(Source):
+        gate = threading.Event()
+
+        def __getitem__(self, index):
+            assert self.gate.wait(limit(30))
+            return super().__getitem__(index)
+
+    Held.gate.set()  # the first example is looked at
+    stream = stream_of(ad.data.from_source(Held(200), num_threads=2))
+    Held.gate.clear()
+    stream.prefetch((4,))
+    stream.go_on((4,), stream.place())  # cancels the reads that have not begun
+    Held.gate.set()
+    assert stream.take((4,)).batches[0]["number"].tolist() == stream.indices(4, 4).tolist()

@@ -126,7 +126,7 @@ def test_goodput_prints_the_causes_of_the_page(run):
     record(run, np.full((100, 1), 0.03), input_=0.01, fields={9: {"lost": ["worker 1 lost: gone"]}})
     done = CliRunner().invoke(report, [str(run), "--goodput"], catch_exceptions=False)
     first, _, *rows = done.output.splitlines()
-    assert first == "run.jsonl: 5 s, 100 steps, 1 start, workers lost in 1 step"
+    assert first == "run.jsonl: 5 s, 100 steps, 1 start"
     assert rows[0].split()[:5] == ["computing", "2", "s", "40", "%"]
     assert ["start", "1", "s", "20", "%"] in [row.split()[:5] for row in rows]
     assert rows[-1].split() == ["goodput", "40", "%"]
