@@ -76,6 +76,18 @@ def check_functions(ours: Expressions, one: Captured, theirs: Expressions, trace
         )
 
 
+def check_captured(traced: Expressions, captured: Captured) -> None:
+    """Raise a DriverError if a hook or callback captures a traced value."""
+    for end, variables in zip(traced.ends(), captured, strict=True):
+        for variable in variables:
+            if variable.own and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(variable.thing)):
+                raise DriverError(
+                    f"driver {traced.graph.name!r}{at(end.where)}: {end.what} closes over a traced value: "
+                    f"{variable.name}. It has no number when the function runs. Pass it as a value of the hook, or as "
+                    "an argument of the callback:\n    ctrl.hook(lambda control, value: …, value)"
+                )
+
+
 def _differences(one: Captured, other: Captured) -> Iterator[tuple[int, Variable, Variable]]:
     """Yield the number of the end and both variables where they differ or cannot be compared."""
     for number, pairs in enumerate(map(zip, one, other)):

@@ -26,10 +26,10 @@ def name_of(driver: Callable) -> str:
     return getattr(driver, "__name__", type(driver).__name__)
 
 
-def kept(name: str, place: str = "") -> DriverError:
+def kept(name: str) -> DriverError:
     """Return the error for a driver that keeps a traced value."""
     return DriverError(
-        f"driver {name!r} keeps a traced value{place}. The driver is only traced, so that value is not a number, and "
+        f"driver {name!r} keeps a traced value. The driver is only traced, so that value is not a number, and "
         "no step updates it. What changes from step to step belongs into the state, and what is to be seen into the "
         'metrics:\n    return {**state, "w": new_w}, {"loss": loss}'
     )

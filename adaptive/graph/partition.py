@@ -29,7 +29,7 @@ from adaptive.operators.sources import BATCH_SIZE, source_p
 from .flow import Flow, Origin, Scope
 from .plan import Contribution, HookPlan, Message, OperatorState, Plan, Segment
 from .replication import check_replication
-from .trace import Atom, Graph, describe, operands_of
+from .trace import Atom, Graph, operands_of
 
 
 def plan(
@@ -270,18 +270,8 @@ class Partitioner:
             local_state=self.flow.local_state,
             unsplittable=(*self.whole, *self._reasons(segments)),
             fixed=tuple(self._fixed(segments)),
-            unused=tuple(self._unused()),
             sized=self.flow.sized,
         )
-
-    def _unused(self) -> Iterable[str]:
-        """Yield a note for each collective of local values whose results do not reach state, metrics or hooks."""
-        for number in sorted(self.flow.communicates - self.wanted):
-            eqn = self.flow.graph.eqns[number]
-            yield (
-                f"{describe(eqn)}{at(line_of(eqn.source_info))} is not sent, because nothing uses its result: neither "
-                "the returned state, nor a metric, nor a hook."
-            )
 
     def _fixed(self, segments: dict[tuple[str, int], Segment]) -> Iterable[Atom]:
         """Yield the values that are computed once per step or worker, and so must not depend on the microbatch size."""

@@ -123,7 +123,6 @@ class Plan:
     unsplittable: tuple[str, ...] = field(default=())  # why a local batch cannot run as several microbatches
     one_size: str = ""  # why local batches cannot have other sizes than the first; "" if they can
     fixed: tuple[Atom, ...] = field(default=())  # values computed once per step, which must be the same for every size
-    unused: tuple[str, ...] = ()  # collectives whose results nothing uses, so that they are not sent
     sized: frozenset[Var] = frozenset()  # values that depend on the microbatch size (see `expressions`)
 
     @property

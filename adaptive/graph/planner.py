@@ -23,10 +23,9 @@ from adaptive.base.values.ambient import AmbientContext
 from adaptive.base.values.jaxprs import Var
 from adaptive.operators.peer_read import PeerMailboxes
 
-from .closures import Captured, captured_by, check_functions
+from .closures import Captured, captured_by, check_captured, check_functions
 from .driver_errors import only_for_more
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
-from .leaks import check_captured, check_left
 from .partition import plan
 from .plan import Plan
 from .trace import Graph, trace
@@ -81,7 +80,6 @@ class Planner:
                 self._first = self._trace(examples)
             captured: Captured = []
             if not self.functions_checked:
-                check_left(self.driver, self._first.graph.name)
                 captured = captured_by(self._first)
                 check_captured(self._first, captured)
             size = _another(examples, self._first.graph.multiple)

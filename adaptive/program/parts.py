@@ -174,7 +174,7 @@ class ProgramParts:
         if world.processes > 1:
             share_compilations()
         machines, self.revision = HostSurvey(world, f"building {name}"), Revision()
-        notes = [*self.data.notes, *self.plan.unused, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
+        notes = [*self.data.notes, *_of_fixed_sizes(self.plan), *notes_on_draws(self.plan)]
         self.run = RunState(machines.run_id, notes, [math.nan] * len(world.workers))
         fixed_by = "" if options.resizable else NOT_RESIZABLE
         if self.plan.one_size:

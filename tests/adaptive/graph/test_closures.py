@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 from adaptive.graph import closures
@@ -60,3 +62,36 @@ def test_later_traces_do_not_read_what_hooks_may_be_writing_to(monkeypatch):
     plan.begin(8)
     monkeypatch.setattr(closures, "variables_of", None)
     plan(3)
+
+
+def mean(batch):
+    return comm.all_reduce(batch["y"].mean())
+
+
+def test_a_hook_or_callback_that_captures_a_traced_value_is_refused():
+    def with_a_callback(state, batch):
+        loss = mean(batch)
+        jax.debug.callback(lambda x: print(loss), batch["y"][0])
+        return state + loss, {}
+
+    def with_a_policy(state, batch):
+        loss = mean(batch)
+        ctrl.hook(ctrl.Policy(lambda n: (), lambda seen, state: (loss, state)), loss)
+        return state + loss, {}
+
+    for driver in (with_a_callback, with_a_policy):
+        with pytest.raises(ad.DriverError, match="closes over a traced value: loss"):
+            planner(driver, W).begin(8)
+
+
+def test_a_traced_value_that_the_next_trace_reads_is_refused():
+    store = types.SimpleNamespace(deep=types.SimpleNamespace(w=W), sizes=[])
+
+    def driver(state, batch):
+        store.sizes.append(len(batch["y"]))  # what is not traced may be kept
+        store.deep.w = store.deep.w - mean(batch)
+        return state, {"w": store.deep.w.sum()}
+
+    with pytest.raises(ad.DriverError, match="keeps a traced value"):
+        planner(driver, W).begin(8)
+    assert store.sizes == [8, 4]

@@ -178,21 +178,6 @@ def test_a_report_describes_its_step():
     assert f"{layouts[0].nbytes} B from each worker" in explained
 
 
-def test_the_first_report_names_the_lines_of_collectives_whose_results_nothing_uses():
-    def driver(state, batch):
-        gradient = comm.all_reduce({"used": batch["y"].mean(), "unused": batch["y"].max()})["used"]
-        comm.all_reduce(batch["y"].max(), op="max")
-        comm.all_gather(gradient - batch["y"].mean())
-        operators.hook("watch", Recorder(), (comm.all_reduce(batch["y"].min(), op="min"),))
-        return state, {}
-
-    with build(driver) as program:
-        notes, later = program.step().notes, program.step().notes
-    assert later == ()
-    found = [note.partition(" (test_program.py:")[0] for note in notes if "nothing uses its result" in note]
-    assert found == ["all_reduce(op='mean')", "all_reduce(op='max')", "all_gather"]
-
-
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
