@@ -78,7 +78,7 @@ def memory(n, steps, rng):
 
 @named
 def cascade(n, steps, rng):
-    """Changing slowdown: after every eighth of the run, another worker takes up to four times as long."""
+    """Cascade of slowdowns: after every eighth of the run, another worker takes up to four times as long."""
     rows = {0: np.ones(n)}
     for start in range(steps // 8, steps, max(steps // 8, 1)):
         rows[start] = np.where(np.arange(n) == rng.integers(n), 1 + 3 * rng.random(), 1.0)

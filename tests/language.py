@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from pathlib import Path
 
 from tests.mpirun import ROOT
 
@@ -39,14 +38,6 @@ BANNED = [
 ]
 _BRITISH = r"(neighbour|behaviour|honour|colour|favour|normalis|synchronis|signalled|modelled|travell)\w*"
 _BANNED = re.compile(rf"\b({'|'.join(BANNED)})|{_BRITISH}", re.IGNORECASE)  # one \b: fewer places are tried
-# No imperatives: "The mean", "Whether …", "If …", "Returns …", "JAX's settings".
-_NO_VERB = re.compile(
-    r"(?!Bring\b)(The|An?|This|It|Its|If|Also|Whether|What|When|How|All|Each|Every|Both|No|For|In|With|"
-    r"\w+'s|\w*[^s\W]s|\w*ing)\b"
-)
-# Names with an underscore that are public: of named tuples, and of C.
-_NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults", "_exit", "_pthread_cleanup_push"}
-_PYTHONS_OWN = {"os", "sys", "threading", "ctypes"}
 
 
 @cache
@@ -119,24 +110,14 @@ def _raised(function: ast.FunctionDef) -> Iterator[str]:
 
 
 def banned_phrases() -> list[str]:
-    """Find banned phrases in docs, in strings of packages, benchmarks and examples, and in all of tests."""
+    """Find banned phrases in docs, and in strings of packages, benchmarks and examples."""
     scripts = [p.relative_to(ROOT).as_posix() for name in SCRIPTS for p in sorted((ROOT / name).rglob("*.py"))]
     found = [c for file in [*files(), *scripts] for c in phrases_of(tree_of(file), file)]
     pages = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")]
     for page in [*pages, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]:
         lines = enumerate(page.read_text().splitlines(), 1)
         found += [f"{page.relative_to(ROOT)}:{n}: {m[0]}" for n, line in lines for m in _BANNED.finditer(line)]
-    of_tests = (p.relative_to(ROOT).as_posix() for p in sorted((ROOT / "tests").rglob("*.py")))
-    return found + [c for file in of_tests for c in phrases_of_lines((ROOT / file).read_text(), file)]
-
-
-def phrases_of_lines(text: str, file: str) -> Iterator[str]:
-    """Yield the banned phrases in the lines of a test file: names of functions, comments, and everything else."""
-    if Path(file).name in ("language.py", "test_language.py"):  # which list and quote them
-        return
-    for n, line in enumerate(text.splitlines(), 1):
-        spoken = line.replace("_", " ") if "def " in line else line
-        yield from (f"{file}:{n}: {match[0]}" for match in _BANNED.finditer(spoken))
+    return found
 
 
 def phrases_of(tree: ast.Module, file: str) -> Iterator[str]:
@@ -147,51 +128,8 @@ def phrases_of(tree: ast.Module, file: str) -> Iterator[str]:
             yield from (f"{file}:{node.lineno}: {match[0]}" for match in _BANNED.finditer(text))
 
 
-def not_imperative(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield the functions of one file whose docstring begins with a word that is no imperative.
-
-    Properties may, whose docstrings are nouns, and commands and scenarios, whose docstrings are shown to users.
-    """
-    for node in nodes_of(tree):
-        if isinstance(node, ast.FunctionDef) and not _may_begin_otherwise(node):
-            text = ast.get_docstring(node) or ""
-            if _NO_VERB.match(text):
-                yield f"{file}:{node.lineno}: {node.name}: {text.splitlines()[0]}"
-
-
-def _may_begin_otherwise(function: ast.FunctionDef) -> bool:
-    names = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
-    return bool(re.search(r"property|\bclick\.|\bnamed\b", names))
-
-
-def reaches(tree: ast.Module, file: str) -> Iterator[str]:
-    """Yield each `x._y` of one file where x is not self or cls, unless `_y` is defined in this file."""
-    own = {n.name for n in nodes_of(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
-            own.add(node.attr)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            own.add(node.id)
-    for node in nodes_of(tree):
-        if not isinstance(node, ast.Attribute) or _is_self(node.value):
-            continue
-        name = node.attr
-        private = name.startswith("_") and not name.startswith("__") and name not in _NOT_PRIVATE
-        if not private or name in own:
-            continue
-        base = ast.unparse(node.value)
-        if base.split(".")[0] not in _PYTHONS_OWN and base != "super()":
-            yield f"{file}:{node.lineno}: {ast.unparse(node)}"
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in ("self", "cls")
-
-
 CHECKERS: dict[str, Callable[[], list[str]]] = {
     "types of one name": types_of_one_name,
     "errors that no docstring names": partial(of_each_file, unnamed_errors),
     "banned phrases": banned_phrases,
-    "docstrings without a verb": partial(of_each_file, not_imperative),
-    "private names of others": partial(of_each_file, reaches),
 }

@@ -55,9 +55,11 @@ LONG = {
     "README.md",  # test_outputs.py runs its program
     "docs/federated.md",
     "docs/models.md",
+    "docs/policies.md",
     "docs/port.md",
     "docs/port_optax.md",
     "docs/recipes.md",
+    "docs/sharding.md",
     "docs/sharp_bits.md",
     "docs/strategies.md",
     "docs/tutorial.md",
