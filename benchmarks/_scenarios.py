@@ -5,11 +5,13 @@ Importing this file adds them to `controllers.simulate.names()`.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from controllers.policies.noise import noise_batch, noise_workers
 from controllers.policies.schedule import schedule
-from controllers.simulate import Cluster, Hooked, Simulation, jitter, neighbors, stages, stragglers, together, waves
+from controllers.simulate import Cluster, Hooked, Simulation, jitter, stages, waves
 from controllers.simulate._scenarios import BATCH, Make, affine_times, cluster_of, named, speeds
 from controllers.timing._batch_time import BatchTime
 
@@ -30,6 +32,26 @@ def gain(sim: Simulation, base: Simulation, steps: slice = slice(None)) -> float
     """Return the examples per second over those of another run in the same steps."""
     rates = [s.global_batch[steps].sum() / s.step_seconds[steps].sum() for s in (sim, base)]
     return float(rates[0] / rates[1])
+
+
+def neighbors(factor, period, busy, phase):
+    """Return slowdowns by periodic jobs of others: `factor` for a share `busy` of every `period` seconds."""
+    return lambda step, clock: np.where((clock / period + phase) % 1.0 < busy, factor, 1.0)
+
+
+def stragglers(rate: float, factor: float):
+    """Return noise by which a step takes, with probability `rate`, up to `factor` times as long (log-uniform)."""
+
+    def noise(rng, steps, n):
+        hit = rng.random((steps, n)) < rate
+        return np.where(hit, factor ** rng.random((steps, n)), 1.0)
+
+    return noise
+
+
+def together(*parts):
+    """Return the product of several traces, or of several noises."""
+    return lambda *args: math.prod(part(*args) for part in parts)
 
 
 # --- constant speeds --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,19 +16,13 @@ from adaptive.operators.hyperparameters import checked_hyperparameters
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_NOT_KNOWN = "not a number. A noise scale is NaN until enough steps are measured. Wait until it is known:\n"
-_NO_BOUND = "infinite. A noise scale is infinite where the gradient cannot be distinguished from its noise. Bound it:\n"
-_UNKNOWN = {
-    "global_batch": f"{_NOT_KNOWN}    if np.isfinite(noise.scale):\n        control.rescale(global_batch=noise.scale)\n"
-    "or use a policy that waits:  ctrl.hook(ctrl.noise_batch(), noise)",
-    "workers": f"{_NOT_KNOWN}    if np.isfinite(noise.scale):\n"
-    "        control.rescale(workers=noise.scale / batch_per_worker)",
-}
-_INFINITE = {
-    "global_batch": f"{_NO_BOUND}    control.rescale(global_batch=min(noise.scale, 4096))\n"
-    "or use a policy that has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)",
-    "workers": f"{_NO_BOUND}    control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))",
-}
+_NOT_FINITE = (
+    "not a finite number. A noise scale is NaN until enough steps are measured, and its bounds may be infinite:\n"
+    "    if np.isfinite(noise.scale):\n"
+    "        control.rescale(global_batch=min(noise.scale, 4096))\n"
+    "        control.rescale(workers=min(noise.scale / batch_per_worker, control.most_workers))\n"
+    "or use a policy that waits and has bounds:  ctrl.hook(ctrl.noise_batch(max_batch=4096), noise)"
+)
 
 
 class Control:
@@ -79,12 +72,8 @@ class Control:
     @property
     def target_workers(self) -> int:
         """Requested number of members, including requests of earlier hooks and of this one."""
-        seen = self._observation
-        return (
-            seen.target_workers
-            if self._workers is None
-            else min(max(self._workers, seen.least_workers), seen.most_workers)
-        )
+        seen, asked = self._observation, self._workers
+        return seen.target_workers if asked is None else min(max(asked, seen.least_workers), seen.most_workers)
 
     @property
     def most_workers(self) -> int:
@@ -110,9 +99,8 @@ class Control:
     def barrier(self) -> None:
         """Mark a barrier, as the paper's listing does; sends nothing.
 
-        A hook runs after the step's message, which completes when all workers have sent their part. So every worker has
-        passed the first barrier of the listing when its hook starts. Requests take effect when the next step starts,
-        which is the second barrier.
+        Every worker has passed the listing's first barrier when a hook starts, because the step's message has completed
+        before. Requests take effect when the next step starts, which is the second barrier.
 
         Raises:
           AdaptiveError: the hook has returned.
@@ -134,8 +122,7 @@ class Control:
             with share 0 takes no examples until a later request gives it some; any other takes at least one.
           workers: number of members, rounded to an integer: KungFu's `rescale(n_peers)`. The program clips it to the
             available number, with a note. The members with the highest indices leave before the next step; joining
-            workers prepare in the background. The global batch stays the same unless it is requested too; a part that
-            the workers cannot hold yet waits for the joining workers.
+            workers prepare in the background. The global batch stays the same unless it is requested too.
 
         Raises:
           AdaptiveError: the hook has returned.
@@ -191,8 +178,7 @@ class Control:
     def close(self, notes: Sequence[str] = ()) -> Decision | None:
         """Return the hook's requests, or None; called when the hook has returned. `notes` are a policy's."""
         self._closed = True
-        asked = self._global_batch, self._shares, self._stop, tuple(notes), self._workers, self._values
-        decision = Decision(*asked)
+        decision = Decision(self._global_batch, self._shares, self._stop, tuple(notes), self._workers, self._values)
         return decision if decision or decision.notes else None
 
     def _number(self, name: str, value: ArrayLike, error: type[AdaptiveError]) -> float:
@@ -203,12 +189,9 @@ class Control:
             kind = f"an array of shape {np.shape(value)}" if np.shape(value) and not fields else f"{value!r}"
             advice = f" Pass one of its fields: {', '.join(fields)}." if fields else ""
             self._refuse(f"rescale({name}=…)", f"it must be one number; got {kind}.{advice}", error)
-        too_large = np.isinf(number) and isinstance(value, numbers.Integral)
-        request = f"rescale({name}={repr(value) if too_large else f'{number:g}'})"
-        if too_large:
-            self._refuse(request, "the number is too large.", error)
+        request = f"rescale({name}={number:g})"
         if not np.isfinite(number):
-            self._refuse(request, _UNKNOWN[name] if np.isnan(number) else _INFINITE[name], error)
+            self._refuse(request, _NOT_FINITE, error)
         if number < 0:
             self._refuse(request, "it cannot be negative. To end the run:  control.stop()", error)
         return number

@@ -58,24 +58,23 @@ def measure_critical_batch(
 ) -> CriticalBatch:
     """Measure the critical batch of a run by branches with larger batches. Call it on every process, between steps.
 
-        found = ctrl.measure_critical_batch(program, loss_fn, test, examples=20_000, noise_scale=noise)
-        print(found)
+        print(ctrl.measure_critical_batch(program, loss_fn, test, examples=20_000, noise_scale=noise))
 
     For each `k` of `factors`, the program trains a branch on the same examples with `k` times its batch `B`, and then
     restores the present state bit for bit (`Program.branch`). A branch's efficiency is the number of examples after
     which the base branch (`k = 1`, evaluated at eight points) has the same loss, divided by the examples used. The
-    critical batch is the least-squares fit of `(critical + B) / (critical + k B)` to all branches (McCandlish et al.
-    2018). Unlike the noise scale, it also depends on the optimizer and on the rule for the learning rate.
+    critical batch is the least-squares fit of `(critical + B) / (critical + k B)` to all branches. Unlike the noise
+    scale, it also depends on the optimizer and on the rule for the learning rate.
 
     Args:
       program: the program; its present global batch is the base batch.
       loss_fn, data, batch: the loss, a mean over held-out examples; see `Program.evaluate`.
-      examples: training examples of each branch, rounded down to whole steps. Take enough for the loss to fall by
-        several times `tolerance`.
+      examples: training examples of each branch, rounded down to whole steps; enough for the loss to fall by several
+        times `tolerance`.
       factors: batch sizes of the branches, in base batches; ascending from 1.
       hyperparameters: `hyperparameters(k)` returns the values to set for `k` times the base batch, such as
-        `lambda k: {"lr": 3e-4 * k**0.5}`. By default none: the driver's own rule (`scale_adamw`, `scale_by_batch`)
-        adapts the learning rate.
+        `lambda k: {"lr": 3e-4 * k**0.5}`. By default the driver's own rule (`scale_adamw`, `scale_by_batch`) adapts the
+        learning rate.
       noise_scale: a number, or the result of `monitors.noise_scale`, to print beside the critical batch.
       tolerance: losses that differ by at most this count as equal; in the loss's unit.
 
@@ -105,10 +104,8 @@ def measure_critical_batch(
         marks = {round(i * steps / POINTS) for i in range(1, POINTS)} if k == 1 else set()
         with program.branch(global_batch=k * base, **(hyperparameters(k) if hyperparameters else {})):
             losses = [start, *_train(program, steps, marks, loss)]
-        if k == 1:
-            course = losses
-        efficiency = _worth(losses[-1], course) if k > 1 else 1.0
-        branches.append(BatchBranch(k * base, steps, losses[-1], efficiency))
+        course = losses if k == 1 else course
+        branches.append(BatchBranch(k * base, steps, losses[-1], _worth(losses[-1], course) if k > 1 else 1.0))
     first = branches[0].loss
     equal = max(b.batch for b in branches if b.loss <= first + tolerance)
     critical = _fit([b.efficiency for b in branches], factors) * base if first < start else nan

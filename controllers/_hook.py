@@ -32,7 +32,6 @@ def hook(
         def driver(state, batch):
             ...
             ctrl.hook(adapt_batch_size, noise, every=20)
-            ctrl.hook(ctrl.balance(), seconds, every=10)
 
     Args:
       callback: a function, called as `callback(control, *values)`, see `Control`; or a `Policy`, which observes every
@@ -81,11 +80,7 @@ class PolicyHandler:
         self.init, self.rests_until, self.why = policy.init, policy.rests_until, policy.why
 
     def check(self, values: tuple[Any, ...], n_workers: int) -> None:
-        """Check that the policy can read the values: see `Handler`.
-
-        Raises:
-          DriverError: it cannot.
-        """
+        """Check that the policy can read the values: see `Handler`. Raises a DriverError if it cannot."""
         try:
             self._policy.check(values, n_workers, self._policy.name)
         except (DriverError, ValueError) as error:

@@ -42,8 +42,7 @@ def scale_by_batch(
     | "sqrt"     | sqrt(s)                            | Adam and similar (Hoffer et al. 2017; Malladi et al. 2022)     |
     | "adascale" | (noise/base + 1)/(noise/batch + 1) | SGD at any batch (Johnson et al. 2020); `power=0.5`: for Adam  |
 
-    "adascale" is s far below the noise scale, and bounded far above it; Pollux uses it with `power=0.5` for Adam. A
-    change of the batch compiles nothing. Outside a program, updates are not changed.
+    A change of the batch compiles nothing. Outside a program, updates are not changed.
 
     Args:
       rule: the name of a rule above.
@@ -53,9 +52,9 @@ def scale_by_batch(
 
     Returns:
       A gradient transformation; its results are replicated if its arguments are. "adascale" needs `noise=`, a noise
-      scale in examples or the result of `monitors.noise_scale`. While that is not known (NaN, or its signal is not
-      positive), the last factor stays, clipped to the range of the rule, from 1 to s. Its state has the last `factor`,
-      and the `progress` in steps of the base batch, for schedules: `optax.tree.get(opt_state, "progress")`.
+      scale in examples or the result of `monitors.noise_scale`. While that is not known, the last factor stays, clipped
+      to the range from 1 to s. Its state has the last `factor`, and the `progress` in steps of the base batch, for
+      schedules: `optax.tree.get(opt_state, "progress")`.
 
     Raises:
       ValueError: an argument is out of range.
@@ -64,21 +63,19 @@ def scale_by_batch(
         "fixed": lambda s, noise: jnp.ones_like(s),
         "linear": lambda s, noise: s,
         "sqrt": lambda s, noise: jnp.sqrt(s),
-        "adascale": _adascale,
+        "adascale": lambda s, noise: jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1)),
     }
     if rule not in rules:
         raise ValueError(f"scale_by_batch: rule must be one of {', '.join(map(repr, rules))}; got {rule!r}.")
     if base <= 0 or warmup < 0:
         raise ValueError(f"scale_by_batch: base must be positive and warmup not negative; got {base} and {warmup}.")
 
-    def init_fn(params: optax.Params) -> ScaleByBatchState:
-        del params
+    def init_fn(_: optax.Params) -> ScaleByBatchState:
         return ScaleByBatchState(factor=jnp.ones((), jnp.float32), progress=jnp.zeros((), jnp.float32))
 
     def update_fn(
         updates: optax.Updates, state: ScaleByBatchState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ScaleByBatchState]:
-        del params
         batch = read(_GLOBAL_BATCH).astype(jnp.float32)
         relative_noise = jnp.asarray(_noise(extra, rule), jnp.float32) / base
         s = jnp.maximum(batch, 1.0) / base
@@ -90,11 +87,6 @@ def scale_by_batch(
         return scaled, ScaleByBatchState(factor=factor, progress=state.progress + factor)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _adascale(s: jax.Array, noise: jax.Array) -> jax.Array:
-    """Return `(noise + 1) / (noise/s + 1)`, with the noise relative to the base batch; s if the noise is infinite."""
-    return jnp.where(jnp.isinf(noise), s, (noise + 1) / (noise / s + 1))
 
 
 def _noise(extra: dict[str, Any], rule: str) -> Any:

@@ -27,13 +27,13 @@ class Policy(NamedTuple):
     Attributes:
       init: `init(n_workers) -> state`.
       update: `update(observation, state) -> (decision or None, new state)`. Also called for steps between due ones
-        (`observation.due` is False); decisions made there are ignored. It must depend only on its arguments, so that
-        all workers make the same decision. It must not modify `state`, because a failed step is repeated from it.
+        (`observation.due` is False), whose decisions are ignored. It must depend only on its arguments, so that all
+        workers make the same decision, and must not modify `state`, because a failed step is repeated from it.
       name: the policy's name in reports and errors.
       reads: names of the hook's values, in order; used to find them in a recorded run.
-      check: `check(values, n_workers, name)`, called when a program is built, or a simulation or a replay begins;
-        raises an error if the policy cannot read the hook's values. In a program the leaves of `values` are abstract:
-        they have a `shape`, a `dtype` and `sources`, the names of the monitors from which they are computed.
+      check: `check(values, n_workers, name)` raises an error if the policy cannot read the hook's values; called when a
+        program is built, or a simulation or a replay begins. In a program the leaves of `values` are abstract: they
+        have a `shape`, a `dtype` and `sources`, the names of the monitors from which they are computed.
       rests_until: `rests_until(state)` returns the number of the first step after which the policy can decide again.
         Steps before it are delivered later, together. For policies that take longer than short steps.
       why: `why(observation, state)` returns why the policy has just asked for nothing, for the report of the run.

@@ -50,10 +50,9 @@ def scale_adamw(
     | eps            | eps / sqrt(s)     | eps relative to sqrt(nu), which is proportional to 1 / sqrt(batch)       |
     | weight decay   | lambda * sqrt(s)  | batch / (lr * lambda), the number of examples that the weights remember  |
 
-    Runs with different batches then follow the same stochastic differential equation while noise dominates the
-    gradients, that is, below the noise scale. When the batch changes, the average of squared gradients is rescaled at
-    once. Bias corrections count examples. A change takes effect in the same step, and compiles nothing. Do not combine
-    with `scale_by_batch`. Outside a program s is 1.
+    Runs with different batches then follow the same stochastic differential equation below the noise scale. Bias
+    corrections count examples. A change takes effect in the same step, and compiles nothing. Do not combine with
+    `scale_by_batch`. Outside a program s is 1.
 
     Args:
       learning_rate: the learning rate at the base batch: a number, or a schedule. A schedule's argument is the number
@@ -85,7 +84,6 @@ def scale_adamw(
     def update_fn(
         updates: optax.Updates, state: ScaleAdamWState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ScaleAdamWState]:
-        del extra
         if params is None:
             raise DriverError(
                 f"scale_adamw{at(current_line())}: weight decay needs the weights. Write:\n"

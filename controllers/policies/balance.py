@@ -44,16 +44,13 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         seconds = comm.all_gather(mon.compute_seconds())
         ctrl.hook(ctrl.balance(), seconds, every=10)
 
-    Fits each worker's step time against its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`, from the
-    steps that it observes, and solves exactly for the integer split with the smallest `max_i t_i(b_i)`. Where times
-    are proportional to the batch, that is the split by speed; a worker that is slow at any size keeps its batch.
+    Fits each worker's step time against its batch size, `t_i(b) = max(floor_i, slope_i b + intercept_i)`, and solves
+    exactly for the integer split with the smallest `max_i t_i(b_i)`. Splits whatever global batch other hooks request.
 
     Reacts to a change of speed after the first step that shows it, if the gain exceeds the noise; after the second one
-    if recent changes were pauses. Drifting speeds are extrapolated. Splits whatever global batch other hooks request.
-
-    If steps turn out to be longer than with the split before, the policy goes back to it, and waits before the next
-    change, longer after each one in vain. It goes back to equal shares after 100 steps in a row that were not measured
-    on all workers, such as beside a compiler.
+    if recent changes were pauses. Drifting speeds are extrapolated. If steps turn out to be longer than with the split
+    before, the policy goes back to it, and waits before the next change, longer after each one in vain. It goes back to
+    equal shares after 100 steps in a row that were not measured on all workers, such as beside a compiler.
 
     Sizes are multiples of the largest power of two that makes the step at most 2 % longer than the best split. The
     time of a size includes the overhead of its microbatches (`Limits.call_overhead`).
@@ -65,10 +62,9 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
 
     Args:
       dead_band: the least predicted gain, as a fraction of the slowest worker's step. The gain must also exceed the
-        noise, and the uncertainty of predicted times at sizes that were never measured.
+        noise, and the uncertainty of predicted times.
       stretch_seconds: steps at the same sizes are averaged over stretches of this many seconds; 0 makes every step a
-        stretch. The policy decides at a due step after a stretch: after each while two splits are compared, otherwise
-        after every fourth.
+        stretch. The policy decides at a due step after a stretch, or after four while no two splits are compared.
 
     Returns:
       A policy for a hook with each worker's compute seconds, shape=(n,), NaN where unknown, and, if links differ, the
@@ -86,10 +82,10 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
             f"balance: dead_band and stretch_seconds must not be negative; got {dead_band} and {stretch_seconds}."
         )
 
-    def init(n_workers: int) -> BalanceState:
-        none, comparison = np.asarray(0), Comparison.init(n_workers)
-        model = TimeModel.init(n_workers)
-        return BalanceState(Stretch.init(n_workers), none, model, comparison, none, none, np.asarray(False))
+    def init(n: int) -> BalanceState:
+        none = np.asarray(0)
+        parts = Stretch.init(n), none, TimeModel.init(n), Comparison.init(n), none, none, np.asarray(False)
+        return BalanceState(*parts)
 
     def update(observation: Observation, state: BalanceState) -> tuple[Decision | None, BalanceState]:
         state = learn(observation, state)
@@ -136,7 +132,7 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         gain, others_ask = 1 - then / found.now, total != sizes.sum()
         if not found.is_worth(then) or not (others_ask or comparison.allows(gain, int(state.steps))):
             return None, comparison
-        note = f"slowest worker expected at {_ms(then)} a step, down from {_ms(found.now)}"
+        note = f"slowest worker expected at {1e3 * then:.3g} ms a step, down from {1e3 * found.now:.3g} ms"
         return _asked(split, observation, note), comparison.moved(gain)
 
     def why(observation: Observation, state: BalanceState) -> str:
@@ -144,7 +140,7 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
         if isinstance(found, str):
             return found
         gain = max(0.0, 1 - found.ideal / found.now)
-        said = f"no split can take more than {gain:.1%} off the slowest worker's {_ms(found.now)} a step"
+        said = f"no split can take more than {gain:.1%} off the slowest worker's {1e3 * found.now:.3g} ms a step"
         if found.band >= 1:
             return f"{said}, as far as the few and uneven times until now tell"
         if not found.is_worth(found.ideal):
@@ -157,16 +153,12 @@ def balance(*, dead_band: float = 0.02, stretch_seconds: float = STRETCH) -> Pol
 
 def _check(values: Sequence[Any], n_workers: int, policy: str) -> None:
     check_times(values, n_workers, policy)
-    if len(values) > 2:
+    measured = sorted(NO_LINKS.intersection(*(getattr(value, "sources", ()) for value in values[1:2])))
+    if len(values) > 2 or (len(values) == 2 and measured):
+        got = f"one of {', '.join(measured)}" if len(values) == 2 else f"{len(values)} values"
         raise ValueError(
-            f"{policy} reads each worker's compute seconds and, if links differ, the seconds of its link; got "
-            f"{len(values)} values. For a split by other measurements, use lb_bsp(arx(), n_inputs={len(values) - 1})."
-        )
-    measured: frozenset[str] = NO_LINKS & getattr(values[1], "sources", frozenset()) if len(values) > 1 else frozenset()
-    if measured:
-        raise ValueError(
-            f"{policy} reads the seconds of each worker's link as its second value; it received one of "
-            f"{', '.join(sorted(measured))}. For a split by such measurements, use lb_bsp(arx(), n_inputs=1)."
+            f"{policy} reads each worker's compute seconds and, if links differ, the seconds of its link; got {got}. "
+            f"For a split by other measurements, use lb_bsp(arx(), n_inputs={len(values) - 1})."
         )
 
 
@@ -271,7 +263,3 @@ def _noise_band(model: TimeModel, sizes: np.ndarray, seconds: np.ndarray, links:
 
 def _listed(workers: np.ndarray) -> str:
     return ", ".join(map(str, workers.tolist()))
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -1,10 +1,10 @@
 """A comparison of two splits by their measured steps: a split of `balance` is given up if steps are longer with it.
 
-The model of times does not know everything that a split changes: another process's time slice may be longer than a
-step, more microbatches may cost more than fewer examples save, and waiting workers may use a busy core. So the steps
-with a new split are compared with those before. If they are longer, the policy goes back, and waits before the next
-change, four times as long after each one in vain, unless a much larger gain is predicted. If the steps with the old
-split turn out to be the longer ones, times have changed for another reason, and the new split is restored.
+The model of times does not know everything that a split changes, such as another process's time slice that is longer
+than a step. So the steps with a new split are compared with those before. If they are longer, the policy goes back, and
+waits before the next change, four times as long after each one in vain, unless a much larger gain is predicted. If the
+steps with the old split turn out to be the longer ones, times have changed for another reason, and the new split is
+restored.
 """
 
 from __future__ import annotations
@@ -73,11 +73,10 @@ class Comparison(NamedTuple):
         if not slowest > 0:
             return self
         wait = np.asarray(max(int(self.wait) - 1, 0))
-        if not np.array_equal(self.here.sizes, sizes):
-            return self._replace(here=Measured.of(sizes, slowest), wait=wait)
-        if changed and self.here.looks >= LEAST:
-            return self._ended()._replace(here=Measured.of(sizes, slowest), wait=wait)
-        return self._replace(here=self.here.see(slowest), wait=wait)
+        same = np.array_equal(self.here.sizes, sizes)
+        forgets = same and changed and self.here.looks >= LEAST
+        here = self.here.see(slowest) if same and not forgets else Measured.of(sizes, slowest)
+        return (self._ended() if forgets else self)._replace(here=here, wait=wait)
 
     @property
     def missing(self) -> int:
@@ -120,5 +119,4 @@ class Comparison(NamedTuple):
         return self._replace(other=self.other._replace(looks=np.asarray(0)))
 
     def _paid(self) -> Comparison:
-        none = np.asarray(0)
-        return self._ended()._replace(wait=none, patience=none, in_vain=np.asarray(0.0))
+        return self._ended()._replace(wait=np.asarray(0), patience=np.asarray(0), in_vain=np.asarray(0.0))

@@ -52,17 +52,17 @@ def goodput_batch(
         iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_batch(), noise, seconds, iteration, every=50)
 
-    With slow communication or large fixed costs the batch exceeds the noise scale. Step times are learned as in
-    `balance`, which is assumed to split the batch; the seconds besides computing are assumed not to depend on it. The
-    expected gain of a larger batch uses the noise scale's lower bound, that of a smaller one the upper bound. Pass the
-    noise scale of the optimizer in use: `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))` for Adam.
+    Step times are learned as in `balance`, which is assumed to split the batch; the seconds besides computing are
+    assumed not to depend on it. The expected gain of a larger batch uses the noise scale's lower bound, that of a
+    smaller one the upper bound. Pass the noise scale of the optimizer in use: for Adam
+    `mon.noise_scale(…, divide_by=mon.adam_scale(opt_state))`.
 
     Args:
       min_batch, max_batch: bounds; by default what the workers can hold.
       growth: largest factor by which one decision may grow or shrink the batch.
       gain: least expected ratio of new to old goodput for a change.
       factor: the noise scale is multiplied by this, for instance by a measured critical batch over the noise scale
-        (`measure_critical_batch`), which was between 1 and 4 on three small tasks.
+        (`measure_critical_batch`).
       multiple: batches are multiples of this; by default of the quantum times the number of workers.
 
     Returns:
@@ -92,9 +92,6 @@ def goodput_workers(
 ) -> Policy:
     """Return a policy that sets the number of workers and the global batch by goodput.
 
-        noise = mon.noise_scale(grads, avg_grads)
-        seconds = comm.all_gather(mon.compute_seconds())
-        iteration = comm.all_reduce(mon.iteration_seconds(), op="max")
         ctrl.hook(ctrl.goodput_workers(), noise, seconds, iteration, every=50)
 
     As `goodput_batch`; for workers that were never measured the mean of the others is used. How the exchange depends on
@@ -104,8 +101,7 @@ def goodput_workers(
       min_workers, max_workers: bounds; by default the available workers.
       min_batch, max_batch, growth, gain, factor, multiple: as for `goodput_batch`; more gain is required for more
         workers.
-      worth: from 0 to 1, required marginal gain of a worker relative to the average gain per worker: p percent more
-        workers must bring more than `worth * p` percent more goodput. With 0 every worker with any gain is used.
+      worth: from 0 to 1: p percent more workers must bring more than `worth * p` percent more goodput.
 
     Returns:
       A policy for a hook with the values of `goodput_batch`.
@@ -166,14 +162,7 @@ def _policy(rule: _Rule) -> Policy:
             return None, state
         return _decision(rule, observation, noise, state), state
 
-    def check(values: Sequence[Any], n_workers: int, policy: str) -> None:
-        _check_values(values, n_workers, policy)
-        check_noise(values, n_workers, policy)
-
-    return Policy(init, update, rule.name, ("noise_scale", "seconds", "iteration_seconds"), check)
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
+    return Policy(init, update, rule.name, ("noise_scale", "seconds", "iteration_seconds"), _check)
 
 
 def _decision(rule: _Rule, observation: Observation, noise: Bounds, state: GoodputState) -> Decision | None:
@@ -252,20 +241,17 @@ def _batches(rule: _Rule, observation: Observation, team: _Team) -> list[int]:
     return sorted({round_batch(float(b), step, low, high) for b in reach} | ({now} if low <= now <= high else set()))
 
 
-# --- a hook's values --------------------------------------------------------------------------------------------------
-
-
-def _check_values(values: Sequence[Any], n: int, policy: str) -> None:
-    if len(values) == 3 and shape_of(values[1]) == (n,) and math.prod(shape_of(values[2])) in (1, n):
-        return
-    shapes = ", ".join(str(shape_of(value)) for value in values)
-    raise DriverError(
-        f"{policy} reads a noise scale, {n} compute times and one iteration time; got {len(values)} values"
-        f"{f' of shapes {shapes}' if values else ''}. For instance:\n"
-        f"    seconds = comm.all_gather(mon.compute_seconds())\n"
-        f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
-        f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
-    )
+def _check(values: Sequence[Any], n: int, policy: str) -> None:
+    if not (len(values) == 3 and shape_of(values[1]) == (n,) and math.prod(shape_of(values[2])) in (1, n)):
+        shapes = ", ".join(str(shape_of(value)) for value in values)
+        raise DriverError(
+            f"{policy} reads a noise scale, {n} compute times and one iteration time; got {len(values)} values"
+            f"{f' of shapes {shapes}' if values else ''}. For instance:\n"
+            f"    seconds = comm.all_gather(mon.compute_seconds())\n"
+            f"    iteration = comm.all_reduce(mon.iteration_seconds(), op='max')\n"
+            f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
+        )
+    check_noise(values, n, policy)
 
 
 def _observed(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:

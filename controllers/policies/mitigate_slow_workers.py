@@ -19,7 +19,6 @@ from .balance import balance
 SWAP_SECONDS = 0.5  # a join and a split, measured at some 0.02 s, and the joining worker's first step
 LATE = 1.25  # a replaced worker is drained if it takes this many times as long as the slowest other one
 SHAPE_ERROR = 0.5  # part of a change of size by which the model's time of the new size may be wrong
-_NOTHING = Decision()
 
 
 class MitigationState(NamedTuple):
@@ -48,19 +47,18 @@ def mitigate_slow_workers(
 
     A worker is slow from a change point on: by more than noise explains, and by at least 10 %, its time became longer
     than its own before and than the others'. Changes that most workers share, gradual drift, and pauses of single steps
-    do not count. While it is slow, the policy adds up the seconds that it costs, and takes the next remedy when they
-    exceed its cost. So the total cost is at most about twice that of the best choice in hindsight:
+    do not count. The policy adds up the seconds that a slow worker costs, and takes the next remedy when they exceed
+    its cost; so the total cost is at most about twice that of the best choice in hindsight:
 
-    1. *Balance*, which costs next to nothing: the inner policy decides the split throughout.
+    1. *Balance*: the inner policy decides the split throughout.
     2. *Swap*: a worker of the reserve joins. If the others still wait for the slow one then, that gets a share of 0: it
-       stays a member without examples, and takes part in messages. If not, it keeps its smaller batch.
-    3. *End*, without a reserve and with `end_seconds`: the run stops as by `control.stop()`, and writes its last
-       checkpoint.
+       stays a member without examples. If not, it keeps its smaller batch.
+    3. *End*, without a reserve and with `end_seconds`: the run stops as by `control.stop()`.
 
     Replaces `ctrl.balance()` in the driver. Not for use with policies for the number of workers.
 
     Args:
-      swap_seconds: cost of a swap, in seconds of the run. The default is for programs of some 100 MB of state.
+      swap_seconds: cost of a swap, in seconds of the run.
       end_seconds: cost of ending and restarting the run elsewhere; by default, the policy does not end it.
       split: the policy that splits the batch, which reads the same value; by default `balance()`.
 
@@ -82,21 +80,10 @@ def mitigate_slow_workers(
     inner = balance() if split is None else split
 
     def init(n_workers: int) -> MitigationState:
-        zeros, none = np.zeros(n_workers), np.zeros(n_workers, bool)
-        return MitigationState(
-            balance=inner.init(n_workers),
-            model=TimeModel.init(n_workers),
-            scale=zeros + 1,
-            resized=zeros,
-            resized_in=zeros.astype(np.int64),
-            changes=ChangePoints.init(n_workers),
-            since=zeros.astype(np.int64),
-            told=none,
-            lost=zeros,
-            replacing=none,
-            replaced=none,
-            active=np.asarray(0),
-        )
+        zeros, steps, none = (np.zeros(n_workers, dtype) for dtype in (float, np.int64, bool))
+        learned = inner.init(n_workers), TimeModel.init(n_workers), zeros + 1, zeros, steps
+        changes = ChangePoints.init(n_workers)
+        return MitigationState(*learned, changes, steps, none, zeros, none, none, np.asarray(0))
 
     def update(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
         seconds = seconds_of(observation)
@@ -106,14 +93,11 @@ def mitigate_slow_workers(
             return None, state
         notes, state = _reported(state)
         remedy, state = _remedy(observation, state, swap_seconds, end_seconds)
-        chosen = decision or _NOTHING if remedy is None else remedy
+        chosen = remedy or decision or Decision()
         asked = replace(chosen, notes=(*notes, *chosen.notes))
         return (asked if asked or asked.notes else None), state
 
     return Policy(init, update, "mitigate_slow_workers", ("seconds",), check_times)
-
-
-# --- what slow workers cost -------------------------------------------------------------------------------------------
 
 
 def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState) -> MitigationState:
@@ -140,15 +124,15 @@ def _resized(step: int, sizes: np.ndarray, state: MitigationState) -> Mitigation
 
     What the model learns about these sizes later must not look like a change of speed.
     """
-    before = state.model.sizes
+    before, times = state.model.sizes, state.model.line
     changed = (before != sizes) & (before > 0) & (sizes > 0)
     if not changed.any():
         return state
-    times, now = state.model.line, np.where(changed, sizes, np.maximum(before, 1))
-    scale = state.scale * np.where(changed, times(now) / times(np.maximum(before, 1)), 1.0)
+    before = np.maximum(before, 1)
+    now = np.where(changed, sizes, before)
     return state._replace(
-        scale=scale,
-        resized=np.where(changed, np.log(now / np.maximum(before, 1)), state.resized),
+        scale=state.scale * np.where(changed, times(now) / times(before), 1.0),
+        resized=np.where(changed, np.log(now / before), state.resized),
         resized_in=np.where(changed, step, state.resized_in),
     )
 
@@ -176,17 +160,12 @@ def _lost(sizes: np.ndarray, seconds: np.ndarray, factor: np.ndarray, steps: np.
     return lost
 
 
-# --- remedies ---------------------------------------------------------------------------------------------------------
-
-
 def _reported(state: MitigationState) -> tuple[tuple[str, ...], MitigationState]:
     """Return notes on slow phases that were not reported yet."""
-    factor, new = state.changes.factor, np.flatnonzero((state.since > 0) & ~state.told).tolist()
-    notes = tuple(
-        f"worker {slot} takes {factor[slot]:.2f} times as long as before, since step {state.since[slot]}"
-        for slot in new
-    )
-    return notes, state._replace(told=state.since > 0)
+    factor, since = state.changes.factor, state.since
+    new = np.flatnonzero((since > 0) & ~state.told).tolist()
+    notes = (f"worker {i} takes {factor[i]:.2f} times as long as before, since step {since[i]}" for i in new)
+    return tuple(notes), state._replace(told=since > 0)
 
 
 def _remedy(

@@ -1,7 +1,6 @@
 """`noise_batch` and `noise_workers`: a global batch, or a number of workers, that follows the gradient noise scale.
 
-Both read a noise scale with its confidence bounds, and act on the evidence: they grow to the lower bound, shrink to the
-upper one, and change nothing between the two.
+Both grow to the lower confidence bound of the noise scale, shrink to the upper one, and change nothing between the two.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ def noise_batch(
 ) -> Policy:
     """Return a policy that makes the global batch follow the noise scale, which balances few examples and few steps.
 
-    The batch grows to the scale's *lower* confidence bound, shrinks to its upper bound, and does not change between
-    the two. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
-
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_batch(max_batch=4096), noise, every=20)
+
+    The batch grows to the scale's *lower* confidence bound, shrinks to its upper bound, and does not change between
+    the two. Requests nothing while the scale is unknown: NaN, or with a `signal` that is not positive.
 
     Args:
       min_batch, max_batch: bounds; by default those of the workers.
@@ -96,9 +95,8 @@ def noise_workers(
         noise = mon.noise_scale(grads, avg_grads)
         ctrl.hook(ctrl.noise_workers(64), noise, every=20)
 
-    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`. Adds workers by
-    the scale's *lower* confidence bound, and removes them by the upper bound; between the two it changes nothing.
-    Requests nothing while the scale is unknown (NaN). When a worker is lost, the batch shrinks with it.
+    Requests `n = noise / examples_per_worker` workers and a global batch of `n * examples_per_worker`, by the bounds of
+    the noise scale as `noise_batch`. When a worker is lost, the batch shrinks with it.
 
     Args:
       examples_per_worker: the local batch.
@@ -135,9 +133,8 @@ def noise_workers(
             wanted = max(wanted, current)
         wanted = within_growth(wanted, there, current, growth)
         least, most = within(min_workers, max_workers, observation.least_workers, observation.most_workers)
-        n = round(min(max(wanted, least), most))
-        if abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most:
-            n = current
+        stays = abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most
+        n = current if stays else round(min(max(wanted, least), most))
         batch = n * examples_per_worker
         known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
         if known:  # otherwise the batch is already requested, and waits for the workers
@@ -146,9 +143,6 @@ def noise_workers(
         return Decision(global_batch=batch, workers=n, notes=(note,))
 
     return stateless(decide, "noise_workers", reads=("noise_scale",), check=check_noise)
-
-
-# --- noise scales -----------------------------------------------------------------------------------------------------
 
 
 class Bounds(NamedTuple):
@@ -180,13 +174,8 @@ def read_noise(value: Any) -> Bounds:
     return Bounds(scale, float(getattr(value, "lower", scale)), float(getattr(value, "upper", scale)))
 
 
-def check_noise(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check that the hook's first value can be a noise scale; used as policies' `check`.
-
-    Raises:
-      DriverError: it cannot.
-    """
-    del n_workers
+def check_noise(values: Sequence[Any], _: int, policy: str) -> None:
+    """Check that the hook's first value can be a noise scale; used as policies' `check`. Else raises a DriverError."""
     value = values[0] if values else None
     numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
     if value is None or any(math.prod(shape_of(x)) != 1 or isinstance(x, tuple | list | dict) for x in numbers):
@@ -206,9 +195,6 @@ def round_batch(target: float, multiple: int, least: int, most: int) -> int:
     return int(min(max(round(min(target / multiple, last)), first), last)) * multiple
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
-
-
 def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
     """Clip `current` to the bounds of the noise scale times `factor`; to the scale itself if not `confident`."""
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
@@ -222,11 +208,7 @@ def within(low: int | None, high: int | None, least: int, most: int) -> tuple[in
 
 
 def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
-    """Check a policy's bounds of the number of workers.
-
-    Raises:
-      ValueError: no number of workers is between them.
-    """
+    """Check a policy's bounds of the number of workers. Raises a ValueError if no number is between them."""
     low = 1 if min_workers is None else min_workers
     if not 1 <= low <= (low if max_workers is None else max_workers):
         raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")

@@ -33,24 +33,19 @@ def schedule(
 
         ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))                        # steps
         ctrl.hook(ctrl.schedule({0: 256, "10e6 tokens": 512}, tokens_per_example=1024))
+        ctrl.hook(ctrl.schedule({0: 256, "80%": 2048}, total="10e9 tokens", tokens_per_example=1024))
         ctrl.hook(ctrl.schedule(by="epochs", lr=optax.cosine_decay_schedule(0.1, 30)))   # over 30 epochs
 
     Examples are counted as they are consumed, so a schedule over examples, tokens or epochs holds for any batches, and
-    after a restore. A value is in force from the step after the one that reaches its point. Before the first step the
-    arguments hold with which the program is built: `global_batch=`, and the initial values of `ad.hyperparameter`.
-
-    The policy makes a request when a value changes, and again if another hook has changed it.
-
-    A batch that grows once, late in the run:
-
-        ctrl.schedule({0: 256, "80%": 2048}, total="10e9 tokens", tokens_per_example=1024)
+    after a restore. A value is in force from the step after the one that reaches its point; before the first step the
+    program's `global_batch=` and initial hyperparameters hold. The policy makes a request when a value changes, and
+    again if another hook has changed it.
 
     Args:
       global_batch: maps the points at which stages begin, in ascending order from 0 on, to their global batch, as
         above; or a function, such as an optax schedule. If points have several units, the last one reached holds.
-      by: the unit of points that are numbers, and of the argument of functions: "steps" (completed steps), "examples",
-        "tokens" or "epochs" (of data consumed; a fraction, or whole epochs if an iterator's length is unknown). Give
-        lengths above 2**31 to optax schedules as floats, such as 5e9.
+      by: the unit of points that are numbers, and of the argument of functions: "steps" (completed ones), "examples",
+        "tokens" or "epochs" (of data consumed, as a fraction). Give lengths above 2**31 to optax schedules as floats.
       total: the length of the run, of which points such as "80%" are parts: a point itself.
       tokens_per_example: tokens in one example, if they are counted: the length of a sequence.
       **hyperparameters: by name, the same for values of hyperparameters: numbers or arrays.

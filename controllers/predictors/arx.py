@@ -27,8 +27,7 @@ def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
 
         v[k] = a_1 v[k-1] + … + a_L v[k-L] + b_0 u[k] + b_1 u[k-1] + … + b_L u[k-L] + d
 
-    This is NARX without its hidden layer, and nearly as accurate: the most useful inputs are those of the predicted
-    step.
+    This is NARX without its hidden layer, and nearly as accurate.
 
     Args:
       lags: L.
@@ -40,41 +39,31 @@ def arx(lags: int = 2, memory: float = 400.0, records: int = 20) -> Predictor:
     """
     if lags < 1 or memory < 2 or records < 0:
         raise ValueError(f"arx: lags >= 1, memory >= 2 and records >= 0 must hold; got {lags}, {memory}, {records}.")
-    forget = 1 - 1 / memory
     average = moving_average()
 
     def init(n_workers: int, n_inputs: int) -> ArxState:
         size = lags + (lags + 1) * n_inputs + 1
         weights = np.zeros((n_workers, size))
         weights[:, 0] = 1
-        covariance = np.tile(np.eye(size) / STIFFNESS, (n_workers, 1, 1))
-        none = np.zeros(n_workers, np.int64)
-        return ArxState(Lags.init(n_workers, n_inputs, lags), weights, covariance, none, average.init(n_workers, 0))
+        learned = weights, np.tile(np.eye(size) / STIFFNESS, (n_workers, 1, 1)), np.zeros(n_workers, np.int64)
+        return ArxState(Lags.init(n_workers, n_inputs, lags), *learned, average.init(n_workers, 0))
 
     def update(state: ArxState, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, ArxState]:
         mean, fallback = average.update(state.fallback, speed, inputs)
-        row, target = state.lags.row(), speed / state.lags.speed_unit
-        learn = np.isfinite(row).all(axis=1) & known(target)
-        weights, covariance = _learn(state.weights, state.covariance, row, target, learn, forget)
-        count = state.records + learn
+        state = _learned(state, speed / state.lags.speed_unit, 1 - 1 / memory)
         history = state.lags.push(speed, inputs)
-        said = (weights * history.row()).sum(axis=1) * history.speed_unit
-        trusted = (count >= records) & np.isfinite(said)
+        said = (state.weights * history.row()).sum(axis=1) * history.speed_unit
+        trusted = (state.records >= records) & np.isfinite(said)
         prediction = np.where(trusted, np.clip(said, mean / 3, mean * 3), mean)
-        return prediction, ArxState(history, weights, covariance, count, fallback)
+        return prediction, state._replace(lags=history, fallback=fallback)
 
     return Predictor(init, update, "arx")
 
 
-def _learn(
-    weights: np.ndarray,
-    covariance: np.ndarray,
-    row: np.ndarray,
-    target: np.ndarray,
-    learn: np.ndarray,
-    forget: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Take one step of recursive least squares for the workers where `learn`."""
+def _learned(state: ArxState, target: np.ndarray, forget: float) -> ArxState:
+    """Return the state after one step of recursive least squares, for the workers where all is known."""
+    weights, covariance, row = state.weights, state.covariance, state.lags.row()
+    learn = np.isfinite(row).all(axis=1) & known(target)
     row, target = np.where(learn[:, None], row, 0.0), np.where(learn, target, 0.0)
     along = np.einsum("nij,nj->ni", covariance, row)
     gain = along / (forget + (row * along).sum(axis=1))[:, None]
@@ -83,4 +72,5 @@ def _learn(
     # Directions that are never excited would be forgotten without limit: keep the prior's stiffness.
     trace = np.trace(smaller, axis1=1, axis2=2)
     smaller *= np.minimum(1.0, row.shape[1] / STIFFNESS / trace)[:, None, None]
-    return weights, np.where(learn[:, None, None], smaller, covariance)
+    covariance = np.where(learn[:, None, None], smaller, covariance)
+    return state._replace(weights=weights, covariance=covariance, records=state.records + learn)

@@ -1,7 +1,6 @@
 """Predictors of each worker's speed in the next step, for `lb_bsp`.
 
-A predictor is a pair of pure functions over arrays with one row per worker. `update` receives the speed of the latest
-step, and current measurements of the machine, in which a change shows one step before it shows in the speed.
+A predictor is a pair of pure functions over arrays with one row per worker.
 """
 
 from __future__ import annotations
@@ -44,17 +43,12 @@ def moving_average(weight: float = 0.5) -> Predictor:
     if not 0 < weight <= 1:
         raise ValueError(f"moving_average: weight must be above 0 and at most 1, got {weight}.")
 
-    def init(n_workers: int, n_inputs: int) -> np.ndarray:
-        del n_inputs
-        return np.full(n_workers, np.nan)
-
-    def update(state: np.ndarray, speed: np.ndarray, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        del inputs
+    def update(state: np.ndarray, speed: np.ndarray, _: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         moved = np.where(np.isnan(state), speed, state + weight * (speed - state))
         mean = np.where(known(speed), moved, state)
         return mean, mean
 
-    return Predictor(init, update, "moving_average")
+    return Predictor(lambda n_workers, n_inputs: np.full(n_workers, np.nan), update, "moving_average")
 
 
 class BestOfState(NamedTuple):

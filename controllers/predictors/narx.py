@@ -61,9 +61,9 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
 
         v[k] = F(v[k-1], …, v[k-L]; u[k], u[k-1], …, u[k-L])
 
-    with F a network of one hidden tanh layer, applied to true past speeds (series-parallel). After each prediction it
-    takes a few steps of Adam on records of the last 400 steps. For each worker, it is used only while its recent
-    errors are smaller than those of a moving average and of the last speed.
+    with F a network of one hidden tanh layer. After each prediction it takes a few steps of Adam on records of the last
+    400 steps. For each worker, it is used only while its recent errors are smaller than those of a moving average and
+    of the last speed.
 
     Args:
       lags: L.
@@ -76,8 +76,7 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
       ValueError: an argument is out of range.
 
     References:
-      Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), section 3.2, which leaves sizes and schedules open;
-      Diaconescu 2008, "The use of NARX neural networks to predict chaotic time series".
+      Chen et al. 2020, "Semi-Dynamic Load Balancing" (LB-BSP), section 3.2, which leaves sizes and schedules open.
     """
     if lags < 1 or width < 1 or steps < 1 or learning_rate <= 0:
         raise ValueError(
@@ -116,9 +115,6 @@ def narx(lags: int = 2, width: int = 10, steps: int = 2, learning_rate: float = 
     return best_of(moving_average(), memoryless(), Predictor(init, update, "network"))._replace(name="narx")
 
 
-# --- the networks -----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _on_host() -> Iterator[None]:
     """Compute on the host, on any device of the program, and with JAX's standard dtype promotion, which optax needs."""
@@ -136,15 +132,10 @@ def _first(width: int, n: int, p: int, seed: int) -> Learner:
     hidden = jax.nn.initializers.lecun_normal()(jax.random.key(seed), (p, width), jnp.float32)
     one = Network(hidden, *(jnp.zeros(shape, jnp.float32) for shape in ((width,), (width,), ())))
     params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), one)
-    return Learner(
-        rows=jnp.zeros((BUFFER, n, p), jnp.float32),
-        changes=jnp.zeros((BUFFER, n), jnp.float32),
-        usable=jnp.zeros((BUFFER, n), bool),
-        mean=jnp.zeros((n, p), jnp.float32),
-        scale=jnp.ones((n, p), jnp.float32),
-        params=params,
-        opt_state=optax.adam(1.0).init(params),
-    )
+    nothing = [jnp.zeros(shape, jnp.float32) for shape in ((BUFFER, n, p), (BUFFER, n), (n, p))]
+    rows, changes, mean = nothing
+    usable, scale = jnp.zeros((BUFFER, n), bool), jnp.ones((n, p), jnp.float32)
+    return Learner(rows, changes, usable, mean, scale, params, optax.adam(1.0).init(params))
 
 
 def _outputs(learner: Learner, rows: jax.Array) -> jax.Array:

@@ -27,8 +27,7 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
 
         x_i = X v_i / sum_j v_j
 
-    Assumes that a step's time is its examples over the worker's speed, and that speeds change from step to step with
-    the load of other processes. Speeds are predicted from past speeds and from the machine's free resources.
+    Speeds are predicted from past speeds and from the machine's free resources.
 
         seconds = comm.all_gather(mon.compute_seconds())
         cpu, memory = comm.all_gather(mon.cpu_available()), comm.all_gather(mon.memory_available())
@@ -36,10 +35,9 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
 
     Args:
       predictor: predictor of speeds. By default, for each worker, the one of `arx()`, a moving average and the last
-        speed with the least recent error. The paper's is `narx()`, which costs some four times as much as all of these.
+        speed with the least recent error. The paper's is `narx()`, which costs some four times as much.
       n_inputs: number of the hook's values after the seconds.
-      dead_band: no change unless the longest step is expected to shorten by more than this fraction. 0 as published,
-        where a size may be any number and changes in every step.
+      dead_band: no change unless the longest step is expected to shorten by more than this fraction. Published: 0.
 
     Returns:
       A policy for a hook with each worker's compute seconds and `n_inputs` measurements, each of shape=(n,). NaN where
@@ -65,15 +63,14 @@ def lb_bsp(predictor: Predictor | None = None, *, n_inputs: int = 0, dead_band: 
             speed = np.asarray(observation.previous_batch_sizes) / seconds
         speeds, memory = rule.update(state.predictor, np.where(known(speed), speed, np.nan), inputs)
         state = LbBspState(memory, speeds)
-        sure = known(speeds[active_of(observation)]).all()
-        return decide(observation, speeds) if observation.due and sure else None, state
+        return decide(observation, speeds) if observation.due else None, state
 
-    def decide(observation: Observation, speeds: np.ndarray) -> Decision | None:
+    def decide(observation: Observation, predicted: np.ndarray) -> Decision | None:
         total, active = observation.global_batch, active_of(observation)
-        sizes = split(total, shares_of(speeds[active], active, len(speeds)), observation.limits)
-        stay, speeds = np.asarray(observation.batch_sizes, np.float64)[active], speeds[active]
-        if not stay.all():  # a worker has just become active
+        stay, speeds = np.asarray(observation.batch_sizes, np.float64)[active], predicted[active]
+        if not (stay.all() and known(speeds).all()):  # or a worker has just become active
             return None
+        sizes = split(total, shares_of(speeds, active, len(predicted)), observation.limits)
         now, then = (stay * (total / stay.sum()) / speeds).max(), (np.asarray(sizes)[active] / speeds).max()
         return Decision(shares=tuple(map(float, sizes))) if now - then > dead_band * now else None
 

@@ -31,8 +31,7 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         L = argmin_k t_k  over workers with free memory,    S = argmax_k t_k
         b_L <- b_L + D,   b_S <- b_S - D;    D <- max(1, D // 2) and a longer average once S and L swap
 
-    Uses no model of times. For accelerators, whose times are neither proportional to the batch nor change often. Takes
-    23 changes from equal batches on LBB's four GPUs with D = 5, where `balance` takes 2.
+    Uses no model of times. For accelerators, whose times are neither proportional to the batch nor change often.
 
     Args:
       step: initial D, also used again when times diverge after convergence.
@@ -59,10 +58,8 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         )
 
     def init(n_workers: int) -> LeaderStragglerState:
-        none = np.full(2, -1)
-        return LeaderStragglerState(
-            SteadyTimes.init(n_workers), np.asarray(step), np.asarray(window), none, np.asarray(np.nan)
-        )
+        parts = np.asarray(step), np.asarray(window), np.full(2, -1), np.asarray(np.nan)
+        return LeaderStragglerState(SteadyTimes.init(n_workers), *parts)
 
     def update(observation: Observation, state: LeaderStragglerState) -> tuple[Decision | None, LeaderStragglerState]:
         seconds = seconds_of(observation)
@@ -92,8 +89,7 @@ def leader_straggler(*, step: int = 5, window: int = 10, gap: float = 0.03, min_
         if not np.isnan(state.rest):
             if apart < state.rest + gap:
                 return None, state
-            fresh = init(len(sizes))
-            state = fresh._replace(times=state.times)
+            state = init(len(sizes))._replace(times=state.times)
         if (state.pair == (straggler, leader)).all():
             if state.step == 1:
                 return None, state._replace(rest=np.asarray(apart))

@@ -9,7 +9,7 @@ import numpy as np
 from adaptive.base.decision import Decision, Limits, Observation
 from adaptive.base.split import split
 from controllers._policy import Policy
-from controllers.timing.seconds import active_of, check_seconds, seconds_of, shares_of
+from controllers.timing.seconds import active_of, check_times, seconds_of, shares_of
 from controllers.timing.steady_times import SteadyTimes
 
 
@@ -34,19 +34,15 @@ def proportional(
 
         tau_k = mu_k - mean(mu),    b_k <- b_k - (b_k / mu_k) tau_k  =  b_k mean(mu) / mu_k
 
-    where `mu_k` is a moving average of the step time since sizes last changed. The program's bounds are applied next,
-    then the dead band: either all batches change, or none. A worker's throughput is the gain.
-
-    Assumes that time is proportional to the batch. With a fixed part c of a step of T, each change leaves c/T of the
-    error. If time does not depend on the batch, a slow worker's batch shrinks to the minimum to no effect.
+    where `mu_k` is a moving average of the step time since sizes last changed. Bounds are applied next, then the dead
+    band: either all batches change, or none. Assumes that time is proportional to the batch.
 
     Args:
-      dead_band: no change unless the largest relative change exceeds this. The published 5 % is for systems that
-        restart to change a batch.
+      dead_band: no change unless the largest relative change exceeds this.
       smoothing: the moving average's weight of a new time. (Not given in the paper.)
       window: number of steps at the sizes in force that a decision needs.
-      renormalize: keep the global batch. As published (False) one step from b to b mean(t)/t changes it: by
-        mean(1/X) mean(X) >= 1 where speeds are X.
+      renormalize: keep the global batch. As published (False) a change multiplies it by mean(1/X) mean(X) >= 1 where
+        speeds are X.
       drop: if a worker's throughput falls by more than this fraction after its batch was raised, the previous batch
         becomes its upper bound. None: do not learn bounds. (Published: 0; measured times are too noisy for that.)
 
@@ -66,8 +62,7 @@ def proportional(
             f"and {window}."
         )
 
-    def init(n_workers: int) -> ProportionalState:
-        n = n_workers
+    def init(n: int) -> ProportionalState:
         unbounded = np.full(n, np.iinfo(np.int64).max)
         return ProportionalState(SteadyTimes.init(n), unbounded, np.zeros(n, np.int64), np.full(n, np.nan))
 
@@ -92,12 +87,9 @@ def proportional(
             return None
         before = before * (total / before.sum())
         wanted = proportional_step(before, state.times.mean[active])
-        if renormalize:
-            wanted *= total / wanted.sum()
         upper = np.clip(state.upper[active], least, most)
-        wanted = np.clip(wanted, least, upper)
-        if not renormalize:
-            total = round(wanted.sum())
+        wanted = np.clip(wanted * (total / wanted.sum()) if renormalize else wanted, least, upper)
+        total = total if renormalize else round(wanted.sum())
         if not least.sum() <= total <= upper.sum():  # infeasible: use the program's bounds, which are feasible
             upper = most
         within = Limits(tuple(least.tolist()), tuple(upper.tolist()), limits.quantum)
@@ -109,7 +101,7 @@ def proportional(
         changed = total if total != observation.global_batch else None
         return Decision(global_batch=changed, shares=sizes)
 
-    return Policy(init, update, "proportional", ("seconds",), check_seconds)
+    return Policy(init, update, "proportional", ("seconds",), check_times)
 
 
 def proportional_step(sizes: np.ndarray, seconds: np.ndarray) -> np.ndarray:

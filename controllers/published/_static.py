@@ -12,16 +12,10 @@ from adaptive import DriverError
 from adaptive.base.decision import Decision, Observation
 from adaptive.base.process.cores import allowed_cpus
 from adaptive.base.split import split
-from adaptive.operators.sources import Reading, Source, read
+from adaptive.operators.sources import Source, read
 from controllers._policy import Policy, stateless
 
-
-def _count_cores(reading: Reading) -> float:
-    del reading
-    return len(allowed_cpus())
-
-
-CORES = Source("cores", _count_cores, stand_in=1.0)
+CORES = Source("cores", lambda reading: len(allowed_cpus()), stand_in=1.0)
 
 
 def cores() -> jax.Array:

@@ -14,10 +14,7 @@ or from Python, with the same policy objects as in a driver:
 from ._cluster import Cluster as Cluster
 from ._cluster import by_step as by_step
 from ._cluster import jitter as jitter
-from ._cluster import neighbors as neighbors
 from ._cluster import stages as stages
-from ._cluster import stragglers as stragglers
-from ._cluster import together as together
 from ._cluster import waves as waves
 from ._line_up import LINE_UP as LINE_UP
 from ._line_up import hooked as hooked

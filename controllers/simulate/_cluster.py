@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,8 +17,6 @@ Trace = Callable[[int, float], np.ndarray]
 Noise = Callable[[np.random.Generator, int, int], np.ndarray]
 """`noise(rng, steps, n) -> shape=(steps, n)`: unpredictable factors of the step times."""
 
-F = TypeVar("F", bound=Callable[..., np.ndarray])
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -30,16 +26,15 @@ class Cluster:
       times: seconds at normal speed; each part has shape=(n,).
       slowdown: factors of the times, step by step: changes of speed. Default: 1.
       noise: further factors of the times. The best possible split is computed without them.
-      lower, upper: bounds of the local batches, for instance by memory; shape=(n,) or one number for all.
+      lower, upper: bounds of the local batches; shape=(n,) or one number for all.
       quantum: sizes are preferably multiples of this; `None`: it follows the global batch, as in a program.
       overhead: seconds of a step besides computing; or a function of the number of workers.
-      present: available workers, `present(step) -> bool, shape=(n,)`. Default: all. Without a reserve, every available
-        worker is a member.
-      first: number of members at the start; the others are in reserve. Default: all are members.
-      join_after: steps from that request until they join.
+      present: available workers, `present(step) -> bool, shape=(n,)`. Default: all.
+      first: number of members at the start; the others are in reserve. Default: all available workers are members.
+      join_after: steps from a request until workers join.
       respawn: whether the reserve replaces lost workers automatically.
-      noise_scale: the gradient noise scale after a number of examples, `noise_scale(examples) -> examples`.
-      cpu: free processor share of each worker, a trace. Default: the share that explains the slowdown, `1 / slowdown`.
+      noise_scale: the gradient noise scale, `noise_scale(examples so far) -> examples`.
+      cpu: free processor share of each worker, a trace. Default: `1 / slowdown`.
       memory: free bytes of each worker, a trace. Default: 1 GB.
       sensor_noise: relative standard deviation of the measured processor share and memory.
     """
@@ -81,9 +76,6 @@ class Cluster:
         return 1e4 / np.broadcast_to(self.times(1e4), self.workers)
 
 
-# --- changes of speed -------------------------------------------------------------------------------------------------
-
-
 def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
     """Return slowdowns that are constant from each given step to the next: `{0: 1.0, 100: (1, 1, 3, 1)}`.
 
@@ -109,32 +101,6 @@ def waves(amplitude: ArrayLike, period: float, phase: ArrayLike) -> Trace:
     return lambda step, clock: np.exp(size * np.sin(2 * np.pi * (step / period + offset)))
 
 
-def neighbors(factor: ArrayLike, period: ArrayLike, busy: ArrayLike, phase: ArrayLike) -> Trace:
-    """Return slowdowns by periodic jobs of others: `factor` for a share `busy` of every `period` seconds."""
-    slow, every, share, offset = (np.asarray(x, np.float64) for x in (factor, period, busy, phase))
-    return lambda step, clock: np.where((clock / every + offset) % 1.0 < share, slow, 1.0)
-
-
-def together(*parts: F) -> F:
-    """Return the product of several traces, or of several noises."""
-    return cast("F", lambda *args: math.prod(part(*args) for part in parts))
-
-
-# --- noise ------------------------------------------------------------------------------------------------------------
-
-
 def jitter(deviation: float) -> Noise:
     """Return lognormal noise of mean 1 and about this relative standard deviation."""
     return lambda rng, steps, n: np.exp(deviation * rng.standard_normal((steps, n)) - deviation**2 / 2)
-
-
-def stragglers(rate: float, factor: float) -> Noise:
-    """Return noise by which each step of a worker takes, with probability `rate`, up to `factor` times as long
-    (log-uniform).
-    """
-
-    def noise(rng: np.random.Generator, steps: int, n: int) -> np.ndarray:
-        hit = rng.random((steps, n)) < rate
-        return np.where(hit, factor ** rng.random((steps, n)), 1.0)
-
-    return noise

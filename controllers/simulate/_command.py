@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from adaptive.base.decision import Decision, Observation
 from controllers._policy import stateless
 from controllers.policies.schedule import schedule
 
 from . import _scenarios
-from ._cluster import Cluster
 from ._line_up import LINE_UP, hooked
 from ._recording import Recording, TraceError, read_trace
 from ._replay import fit
 from ._scenarios import Scenario, scenario
-from ._simulation import SIGNALS, Hooked, Simulation
+from ._simulation import SIGNALS, Hooked
 from ._simulation import simulate as simulated
 from ._tables import compare, draw, table
 
@@ -124,25 +122,30 @@ def _complaints() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-# --- recorded runs ----------------------------------------------------------------------------------------------------
-
-
 def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[str, Hooked], png: Path | None) -> None:
-    fitted, steps = fit(recording), len(recording.steps)
-    batches = fitted.global_batch
-    case = Scenario(trace.name, "", fitted.cluster, int(batches[0]), (_followed(batches),))
+    fitted, sizes = fit(recording), recording.sizes
+    cluster, batches, last = fitted.cluster, sizes.sum(axis=1), len(sizes) - 1
+    unknown = {"noise_scale": None, "cpu_available": cluster.cpu, "memory_available": cluster.memory}
     for name, hook in policies.items():
         for read in hook.policy.reads:
-            if read in SIGNALS and read not in _known(fitted.cluster):
+            if read in unknown and not unknown[read]:
                 raise TraceError(
                     f"{name} reads {read}, which this trace does not determine for other sizes. Omit the policy, or "
                     f"run it in Python on the recorded values of a hook that received {read}:\n"
                     f"    controllers.simulate.replay(policy, read_trace({str(trace)!r}), hook)"
                 )
-    runs = {"as recorded": _as_recorded(recording, fitted.cluster), **compare(case, policies, steps)}
-    click.echo(f"{trace}: {recording.workers} workers, {steps} steps\n\n{table(runs)}")
-    guessed = int((~fitted.certain).sum())
-    if guessed:
+
+    def repeat(observation: Observation) -> Decision:
+        then = sizes[min(observation.step, last)]
+        return Decision(int(then.sum()), tuple(map(float, then)))
+
+    repeated = Hooked(stateless(repeat, "as recorded"), ())
+    followed = Hooked(schedule(lambda step: batches[min(step, last)]), ())
+    case = Scenario(trace.name, "", cluster, int(batches[0]), (followed,))
+    runs = {"as recorded": simulated([repeated], cluster, sizes[0].tolist(), last + 1)}
+    runs |= compare(case, policies, last + 1)
+    click.echo(f"{trace}: {recording.workers} workers, {last + 1} steps\n\n{table(runs)}")
+    if guessed := int((~fitted.certain).sum()):
         click.echo(
             f"\nThe batch of {guessed} workers hardly changed in this run: how their time depends on it is a guess."
         )
@@ -150,34 +153,9 @@ def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[st
         draw(runs, png, f"{trace.name}, replayed")
 
 
-def _known(cluster: Cluster) -> list[str]:
-    """Return the names of the values that a fitted cluster can provide."""
-    seen = {"cpu_available": cluster.cpu, "memory_available": cluster.memory}
-    return ["seconds", "iteration_seconds", "capacities", *(name for name, trace in seen.items() if trace)]
-
-
-def _followed(batches: np.ndarray) -> Hooked:
-    """Return a hook that repeats the run's global batch sizes."""
-    return Hooked(schedule(lambda step: batches[min(step, len(batches) - 1)]), ())
-
-
-def _as_recorded(recording: Recording, cluster: Cluster) -> Simulation:
-    sizes = recording.sizes
-
-    def decide(observation: Observation) -> Decision | None:
-        then = sizes[min(observation.step, len(sizes) - 1)]
-        same = tuple(then) == observation.batch_sizes
-        return None if same else Decision(int(then.sum()), tuple(map(float, then)))
-
-    return simulated([Hooked(stateless(decide, "as recorded"), ())], cluster, sizes[0].tolist(), len(sizes))
-
-
 def _listing() -> str:
     scenarios = [(name, _scenarios.about(name)) for name in _scenarios.names()]
     policies = [(name, contender.about) for name, contender in LINE_UP.items()]
     width = max(len(name) for name, _ in scenarios + policies)
-    parts = [
-        f"{head}:\n" + "\n".join(f"  {n:{width}}  {text}" for n, text in rows)
-        for head, rows in (("scenarios", scenarios), ("policies", policies))
-    ]
-    return "\n\n".join(parts)
+    listed = ["\n".join(f"  {name:{width}}  {text}" for name, text in rows) for rows in (scenarios, policies)]
+    return f"scenarios:\n{listed[0]}\n\npolicies:\n{listed[1]}"

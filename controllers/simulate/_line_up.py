@@ -30,7 +30,6 @@ class Contender(NamedTuple):
 
 
 def equal() -> Policy:
-    """Return a policy that changes nothing."""
     return stateless(lambda observation: None, "equal")
 
 
@@ -46,14 +45,9 @@ LINE_UP = {
     "noise_batch": Contender(noise_batch, "global batch by the noise scale (KungFu's rule)", 20, "batch"),
     "goodput_batch": Contender(goodput_batch, "global batch by goodput (Pollux)", 20, "batch"),
     "noise_workers": Contender(
-        lambda: noise_workers(128),
-        "number of workers by the noise scale (KungFu's Listing 1), 128 examples each",
-        20,
-        "workers",
+        lambda: noise_workers(128), "workers by the noise scale (KungFu's Listing 1), 128 examples each", 20, "workers"
     ),
-    "goodput_workers": Contender(
-        goodput_workers, "number of workers and global batch by goodput (Pollux)", 20, "workers"
-    ),
+    "goodput_workers": Contender(goodput_workers, "workers and global batch by goodput (Pollux)", 20, "workers"),
     "mitigate_slow_workers": Contender(
         mitigate_slow_workers, "balance, and swaps of slow workers with the reserve (Falcon)", 1, "members"
     ),
@@ -81,10 +75,8 @@ def hooked(name: str) -> Hooked:
     try:
         found: Any = pkgutil.resolve_name(plain)
         made = found() if callable(found) else found
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{plain}: {error}. Is it on the path? (PYTHONPATH=.)") from error
-    except TypeError as error:
-        raise ValueError(f"{plain}: {error}. It must take no arguments.") from error
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"{plain}: {error}. Is it on the path (PYTHONPATH=.), without arguments?") from error
     if not isinstance(made, Policy):
         raise ValueError(f"{plain}: expected a controllers.Policy, or a function that makes one; got {made!r}.")
     return Hooked(made, every=every)

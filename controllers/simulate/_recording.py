@@ -63,9 +63,8 @@ class Recording:
         reported = self.series("seconds")
         if reported is None:
             raise TraceError(
-                "no hook of this run received the workers' compute seconds under the name `seconds`, so their speed is "
-                "not known. Record a run with\n"
-                "    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
+                "no hook of this run received the workers' compute seconds, so their speed is not known. Record a run "
+                "with\n    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
             )
         rows = np.concatenate([reported[1:], np.full((1, self.workers), np.nan)])  # reported one step later
         return np.where(rows > 0, rows, np.nan)
@@ -86,12 +85,11 @@ class Recording:
             values.setdefault(root, {})[inner] = np.asarray(leaf, np.float64)  # NaN is null, and infinities are text
         found: dict[str, Any] = {}
         for root, fields in values.items():
+            value = fields.get("", fields)
             if fields.keys() >= _OF_NOISE:
                 found["noise_scale"] = read_noise(SimpleNamespace(**fields))
-            elif root == "noise_scale" and fields.keys() == {""}:
-                found[root] = read_noise(fields[""])
             else:
-                found[root] = fields[""] if fields.keys() == {""} else fields
+                found[root] = read_noise(value) if root == "noise_scale" else value
         return found
 
 
@@ -107,14 +105,13 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
     Raises:
       TraceError: the file is not a trace, has another version, or its run has no steps.
     """
-    header, read = read_run(path, run)
-    lines = list(read)
-    if not lines:
+    header, lines = read_run(path, run)
+    steps = [line for _, line in lines]
+    if not steps:
         raise TraceError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
-    steps = tuple(_step(line, limits) for _, line in lines)
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
-    return Recording(header["workers"], limits, hooks, steps)
+    return Recording(header["workers"], limits, hooks, tuple(_step(line, limits) for line in steps))
 
 
 def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:

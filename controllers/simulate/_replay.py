@@ -19,9 +19,6 @@ from ._recording import RecordedStep, Recording, TraceError
 WINDOW = 10  # steps over which a worker's speed is assumed to be constant
 
 
-# --- on the recorded observations -------------------------------------------------------------------------------------
-
-
 def replay(
     policy: Policy, recording: Recording, hook: str, reads: Sequence[str] | None = None, every: int | None = None
 ) -> list[tuple[int, Decision]]:
@@ -60,16 +57,11 @@ def replay(
 
 def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence[str] | None) -> tuple[Any, ...]:
     signals = recording.signals(hook, step)
-    if reads is None:
-        return tuple(signals.values())
-    missing = [name for name in reads if name not in signals]
-    if missing:
+    reads = tuple(signals) if reads is None else reads
+    if missing := [name for name in reads if name not in signals]:
         known = ", ".join(signals) or "nothing"
         raise TraceError(f"the policy reads {', '.join(missing)}, but hook {hook!r} received {known}.")
     return tuple(signals[name] for name in reads)
-
-
-# --- on a cluster fitted to the run -----------------------------------------------------------------------------------
 
 
 class Fit(NamedTuple):
@@ -77,7 +69,6 @@ class Fit(NamedTuple):
 
     cluster: Cluster
     certain: np.ndarray  # shape=(n,), bool: whether sizes changed enough to determine how time depends on them
-    global_batch: np.ndarray  # shape=(steps,)
 
 
 def fit(recording: Recording) -> Fit:
@@ -115,7 +106,7 @@ def fit(recording: Recording) -> Fit:
         present=None if busy.all() else lambda step: busy[min(step, len(busy)) - 1],
     )
     certain = sizes.max(axis=0) >= 1.1 * np.where(busy, sizes, np.iinfo(np.int64).max).min(axis=0)
-    return Fit(cluster, certain, sizes.sum(axis=1))
+    return Fit(cluster, certain)
 
 
 def _trace(rows: np.ndarray | None) -> Trace | None:

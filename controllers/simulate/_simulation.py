@@ -96,15 +96,11 @@ class Simulation:
 
     @property
     def goodput(self) -> float:
-        """Examples per second times their statistical efficiency, relative to batches of one example; NaN without a
-        noise scale of the cluster.
-        """
-        scale = None if self.cluster is None else self.cluster.noise_scale
-        if scale is None:
+        """Examples per second times their efficiency relative to single examples; NaN without a noise scale."""
+        if self.cluster is None or self.cluster.noise_scale is None:
             return float("nan")
-        batches = self.global_batch
-        consumed = np.cumsum(batches)
-        taught = [batch * efficiency(scale(done), batch) for done, batch in zip(consumed, batches, strict=True)]
+        batches, scale = self.global_batch, self.cluster.noise_scale
+        taught = [b * efficiency(scale(done), b) for done, b in zip(np.cumsum(batches), batches, strict=True)]
         return float(sum(taught)) / self.total_seconds
 
     @property
@@ -168,8 +164,8 @@ def simulate(
 ) -> Simulation:
     """Run policies as a program would, on workers with given step times.
 
-    The program's own code (`adaptive/control`) merges, clips, rounds and applies the decisions; only the steps are
-    simulated. As in a program, a policy receives the seconds of the previous step.
+    The program's own code merges, clips, rounds and applies the decisions; only the steps are simulated. As in a
+    program, a policy receives the seconds of the previous step.
 
     Args:
       policy: one policy; or several with what they read, in the driver's order.
@@ -183,7 +179,7 @@ def simulate(
       values: `values(step, seconds)`: the policy's values, instead of those that it names: see `Hooked`.
 
     Returns:
-      Sizes, seconds and decisions of all steps, and the best possible ones.
+      Sizes, seconds and decisions of all steps.
 
     Raises:
       ValueError: the number of workers is unknown, or `sizes` and the cluster disagree about it.
@@ -202,84 +198,68 @@ def simulate(
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
     if cluster.noise:
         noise = noise * cluster.noise(draw, steps, n)
-    quantum = limits.quantum if limits else cluster.quantum
-    return _Run(hooks, cluster, function, limits or cluster.limits, quantum, noise, seed).run(sizes, steps)
+    bounds = limits or cluster.limits
+    run = _Run(hooks, cluster, bounds, limits.quantum if limits else cluster.quantum, sizes, seed)
+    rows: list[tuple[Any, ...]] = []
+    decisions: list[tuple[int, Decision]] = []
+    for step in range(1, steps + 1):
+        run.begin(step)
+        starts, current, members = run.clock, np.array(run.sizes.current), run.sizes.members
+        slowdown = np.ones(n) * (cluster.slowdown(step, starts) if cluster.slowdown else 1.0)
+        took = function(step, current) if function else cluster.times(current) * slowdown
+        seconds = np.where(current > 0, took * noise[step - 1], 0.0)
+        overhead = cluster.overhead_of(len(members))
+        if decision := run.hooks_after(step, slowdown, seconds, float(seconds.max()) + overhead):
+            decisions.append((step, decision))
+        rows.append((current, seconds, starts, slowdown, np.isin(np.arange(n), members), overhead))
+    split, took, begun, slow, there, others = map(np.array, zip(*rows, strict=True))
+    return Simulation(split, took, decisions, begun, None if function else cluster, slow, noise, bounds, there, others)
 
 
 class _Run:
-    """One simulation in progress."""
+    """The program's own code between the steps of a simulation."""
 
     def __init__(
         self,
         hooks: Sequence[Hooked],
         cluster: Cluster,
-        function: Callable[[int, np.ndarray], np.ndarray] | None,
         limits: Limits,
         quantum: int | None,
-        noise: np.ndarray,
+        first: Sequence[int] | int,
         seed: int,
     ):
-        n = noise.shape[1]
-        self._hooks, self._limits, self._noise, self._quantum = hooks, limits, noise, quantum
-        self._function, self._cluster = function, cluster
+        self._hooks, self._cluster = hooks, cluster
         self._sensors = np.random.default_rng([seed, 1])
-        self._clock, self._consumed, self._slowdown = 0.0, 0, np.ones(n)
-        self._measured, self._iteration = np.full(n, np.nan), float("nan")
+        self.clock, self._consumed = 0.0, 0
+        self._measured, self._iteration = np.full(cluster.workers, np.nan), float("nan")
         self._states: Hooks | None = None
-        self._workers = Workers(n, cluster.first, cluster.present, cluster.join_after, cluster.respawn)
+        self._workers = Workers(cluster)
         self._membership = Membership(self._workers)
-        self._joined_in: dict[int, int] = {}
+        self._joined_in = self._generations()
+        total = first if isinstance(first, int) else sum(first)
+        shares = None if isinstance(first, int) else [float(size) for size in first]
+        limits = limits._replace(quantum=1, examples=max(EXAMPLES, total))
+        self.sizes = BatchSizes(total, shares, limits, quantum=quantum, members=self._workers.members)
 
-    def run(self, first: Sequence[int] | int, steps: int) -> Simulation:
-        n, cluster = len(self._measured), self._cluster
-        sizes, seconds = np.zeros((steps, n), np.int64), np.zeros((steps, n))
-        slowdown, starts, there = np.ones((steps, n)), np.empty(steps), np.zeros((steps, n), bool)
-        overhead = np.zeros(steps)
-        decisions: list[tuple[int, Decision]] = []
-        for k in range(steps):
-            self._change_members(k + 1, first if k == 0 else None)
-            there[k, list(self._sizes.members)] = True
-            starts[k], sizes[k] = self._clock, self._sizes.current
-            busy = sizes[k] > 0
-            if cluster.slowdown:
-                slowdown[k] = self._slowdown = cluster.slowdown(k + 1, self._clock)
-            took = self._function(k + 1, sizes[k]) if self._function else cluster.times(sizes[k]) * slowdown[k]
-            seconds[k] = np.where(busy, took * self._noise[k], 0.0)
-            slowest, members = float(seconds[k].max()), self._sizes.members
-            overhead[k] = cluster.overhead_of(len(members))
-            decision = self._run_hooks(k + 1)
-            if decision:
-                decisions.append((k + 1, decision))
-            self._measured = np.where(busy, seconds[k], np.nan)
-            self._iteration = slowest + overhead[k]
-            self._clock += self._iteration
-        known = None if self._function else cluster
-        rows = sizes, seconds, decisions, starts, known, slowdown, self._noise, self._limits, there, overhead
-        return Simulation(*rows)
+    def _generations(self) -> dict[int, int]:
+        return dict(zip(self._workers.members, self._workers.joined_in_generation, strict=True))
 
-    def _change_members(self, step: int, first: Sequence[int] | int | None) -> None:
-        """Apply losses, leaves and joins before a step; before the first one, set the `first` sizes."""
+    def begin(self, step: int) -> None:
+        """Apply losses, leaves and joins before a step."""
         self._workers.begin(step)
         self._membership.change()
-        before, members = self._joined_in, self._workers.members
-        self._joined_in = dict(zip(members, self._workers.joined_in_generation, strict=True))
-        if first is not None:
-            total = first if isinstance(first, int) else sum(first)
-            shares = None if isinstance(first, int) else [float(size) for size in first]
-            limits = self._limits._replace(quantum=1, examples=max(EXAMPLES, total))
-            self._sizes = BatchSizes(total, shares, limits, quantum=self._quantum, members=members)
-        elif self._joined_in != before:
+        before, self._joined_in = self._joined_in, self._generations()
+        if self._joined_in != before and self._states is not None:
             joined = [slot for slot, since in self._joined_in.items() if before.get(slot) != since]
-            assert self._states is not None, "created after the first step"
-            self._states.change_members(joined, self._sizes)
-            self._sizes.change_members(members, joined)
+            self._states.change_members(joined, self.sizes)
+            self.sizes.change_members(self._workers.members, joined)
 
-    def _run_hooks(self, step: int) -> Decision | None:
+    def hooks_after(self, step: int, slowdown: np.ndarray, seconds: np.ndarray, iteration: float) -> Decision | None:
         """Run the hooks after a step, and apply their decision to the next sizes and members."""
-        sizes = self._sizes
+        sizes = self.sizes
         ran = sizes.current, sizes.previous
         self._consumed += sum(sizes.current)
-        values = [self._read(hook.signals, step) for hook in self._hooks]
+        values = [self._read(hook.signals, step, slowdown) for hook in self._hooks]
         if self._states is None:
             plans = [_plan(*pair, len(ran[0])) for pair in zip(self._hooks, values, strict=True)]
             self._states = Hooks(plans, len(ran[0]), self._membership)
@@ -289,14 +269,16 @@ class _Run:
         decision, _, requests = self._states.run(taken, [jax.tree.leaves(v) for v in values], sizes)
         if decision is not None:
             apply_decision(decision, sizes, self._membership, requests)
+        self._measured, self._iteration = np.where(np.array(ran[0]) > 0, seconds, np.nan), iteration
+        self.clock += iteration
         return decision
 
-    def _read(self, reads: tuple[str, ...] | Reader, step: int) -> tuple[Any, ...]:
+    def _read(self, reads: tuple[str, ...] | Reader, step: int, slowdown: np.ndarray) -> tuple[Any, ...]:
         if callable(reads):
             return reads(step, self._measured)
-        return tuple(self._signal(name, step) for name in reads)
+        return tuple(self._signal(name, step, slowdown) for name in reads)
 
-    def _signal(self, name: str, step: int) -> Any:
+    def _signal(self, name: str, step: int, slowdown: np.ndarray) -> Any:
         """Return a value that a driver could read in this step: times of the previous step, the machine's state now."""
         cluster = self._cluster
         match name:
@@ -305,7 +287,7 @@ class _Run:
             case "iteration_seconds":
                 return np.asarray(self._iteration)
             case "cpu_available":
-                return self._sensed(cluster.cpu, np.minimum(1 / self._slowdown, 1.0), step)
+                return self._sensed(cluster.cpu, np.minimum(1 / slowdown, 1.0), step)
             case "memory_available":
                 return self._sensed(cluster.memory, np.full(len(self._measured), 1e9), step)
             case "noise_scale":
@@ -316,8 +298,8 @@ class _Run:
         raise ValueError(f"simulate: unknown value {name!r}; the known ones are {', '.join(SIGNALS)}.")
 
     def _sensed(self, trace: Trace | None, default: np.ndarray, step: int) -> np.ndarray:
-        values = trace(step, self._clock) if trace else default
-        values = np.where(np.isin(np.arange(len(values)), self._sizes.members), values, np.nan)
+        values = trace(step, self.clock) if trace else default
+        values = np.where(np.isin(np.arange(len(values)), self.sizes.members), values, np.nan)
         if not self._cluster.sensor_noise:
             return values
         return values * (1 + self._cluster.sensor_noise * self._sensors.standard_normal(len(values)))

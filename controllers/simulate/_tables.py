@@ -43,13 +43,13 @@ def table(runs: dict[str, Simulation]) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Format rows of cells as a Markdown table; the first row is the header."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    body = [rows[0], rule, *rows[1:]]
-    cells = [
-        [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))] for r in body
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    lines = []
+    for first, *others in (rows[0], rule, *rows[1:]):
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append(f"| {' | '.join([first.ljust(widths[0]), *cells])} |")
+    return "\n".join(lines)
 
 
 def _ms(seconds: float) -> str:
@@ -71,9 +71,8 @@ def draw(runs: dict[str, Simulation], path: Path, title: str = "") -> None:
     figure = Figure(figsize=(9.0, 0.7 + 1.5 * len(runs)), layout="constrained")
     figure.suptitle(title, fontsize=10)
     tallest = 1e3 * max(float(np.quantile(run.step_seconds, 0.995)) for run in runs.values())
-    for (left, right), (name, run) in zip(
-        figure.subplots(len(runs), 2, sharex=True, squeeze=False), runs.items(), strict=True
-    ):
+    axes = figure.subplots(len(runs), 2, sharex=True, squeeze=False)
+    for (left, right), (name, run) in zip(axes, runs.items(), strict=True):
         steps = np.arange(1, len(run.sizes) + 1)
         left.plot(steps, 1e3 * run.step_seconds, linewidth=0.8, label="as it is")
         left.plot(steps, 1e3 * run.ideal_seconds, "k--", linewidth=0.8, label="best split")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from adaptive.base.worker_slots import WorkerSlots
 from adaptive.base.world import World
 
+from ._cluster import Cluster
+
 
 class Workers(WorkerSlots, World):
-    """The worker slots of a simulated cluster, for its `Membership`; arguments as the attributes of `Cluster`.
+    """The worker slots of a simulated cluster, for its `Membership`.
 
     Without a reserve (`first=None`), workers that return join without a request.
 
@@ -19,18 +21,11 @@ class Workers(WorkerSlots, World):
       ValueError: no worker is available at the start.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        first: int | None,
-        present: Callable[[int], np.ndarray] | None,
-        join_after: int,
-        respawn: bool,
-    ):
+    def __init__(self, cluster: Cluster):
+        capacity, first = cluster.workers, cluster.first
         super().__init__(capacity, first)
-        self.respawn, self.workers = respawn, range(capacity)
-        self._present, self._join_after, self._has_reserve = present, join_after, first is not None
-        self._step = 0
+        self.respawn, self.workers = cluster.respawn, range(capacity)
+        self._cluster, self._step = cluster, 0
         self._left: set[int] = set()  # slots whose workers have left for good
         self._due: list[int] = []  # for each requested worker, the step before which it is ready
         gone = self._absent(1)
@@ -41,7 +36,8 @@ class Workers(WorkerSlots, World):
         self._joined_in = [0 if slot in there else None for slot in range(capacity)]
 
     def _absent(self, step: int) -> set[int]:
-        return set() if self._present is None else set(np.flatnonzero(~np.asarray(self._present(step))).tolist())
+        present = self._cluster.present
+        return set() if present is None else set(np.flatnonzero(~np.asarray(present(step))).tolist())
 
     def begin(self, step: int) -> None:
         """Apply the losses and returns before a step.
@@ -53,7 +49,7 @@ class Workers(WorkerSlots, World):
         gone = self._absent(step) | self._left
         lost, back = sorted(gone & set(self.members)), sorted(self._gone - gone)
         self._gone = gone
-        for slot in [] if self._has_reserve else back:
+        for slot in back if self._cluster.first is None else []:
             self.join(slot)
         for slot in lost:
             if len(self.members) == 1:
@@ -68,7 +64,7 @@ class Workers(WorkerSlots, World):
         """Request a number of workers: see `World.request_workers`."""
         super().request_workers(workers)
         missing = max(0, workers - len(self.members))
-        new = self._step + 1 + self._join_after
+        new = self._step + 1 + self._cluster.join_after
         self._due = (self._due + [new] * missing)[:missing]
 
     def change(self, workers: int, leaving: Sequence[int] = ()) -> None:

@@ -33,8 +33,7 @@ def allocate(
       lower, upper: bounds of each worker's examples; shape=(n,), or one number for all.
       quantum: sizes are multiples of this, except for one worker that gets the remainder. Halved until the bounds can
         be satisfied.
-      near: shape=(n,). Selects among several optimal splits, which are common if times do not depend on the batch: the
-        result is as close to proportional to `near` as the bounds and the optimal time permit.
+      near: shape=(n,). Of several optimal splits, the result is the one that is closest to proportional to `near`.
 
     Returns:
       int64, shape=(n,), summing to `global_batch`.
@@ -90,13 +89,10 @@ def _optimal(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray, near:
 
 def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """Return the exact split of a feasible problem: water-filling, then the few units that rounding down has left."""
-    level = water_level(total, times, lo, hi)
-    sizes = _within(level, times, lo, hi)
+    sizes = _within(water_level(total, times, lo, hi), times, lo, hi)
     missing = total - int(sizes.sum())
-    if missing > 0:
-        _give(sizes, missing, times, hi)
-    elif missing < 0:
-        _take(sizes, -missing, times, lo)
+    _give(sizes, missing, times, hi)
+    _take(sizes, -missing, times, lo)
     return sizes
 
 

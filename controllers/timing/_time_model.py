@@ -95,8 +95,7 @@ class TimeModel(NamedTuple):
     def observe(self, sizes: np.ndarray, seconds: np.ndarray) -> TimeModel:
         """Return the model after a step.
 
-        The first time at a new size is ignored if it is unexpectedly long, because it may include the cost of the
-        change.
+        The first time at a new size is ignored if it is unexpectedly long: it may include the cost of the change.
 
         Args:
           sizes: int, shape=(n,): the sizes at which `seconds` were measured; 0 for workers without examples.
@@ -153,7 +152,8 @@ class TimeModel(NamedTuple):
         variance = np.where(new, 0.0, 1 / np.maximum(precision[nearest, every], 1.0) + self._extrapolation(off))
         return time, variance, np.where(same, nearest, np.argmax(distance, axis=0))
 
-    def _extrapolation(self, off: np.ndarray) -> np.ndarray:  # relative variance `off` the known sizes, relatively
+    def _extrapolation(self, off: np.ndarray) -> np.ndarray:
+        """Return the relative variance `off` the known sizes, relatively."""
         return (off * (self.elasticity_sd + CURVATURE * np.minimum(off, 1))) ** 2
 
     def _at(self, sizes: np.ndarray) -> TimeModel:

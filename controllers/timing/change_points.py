@@ -1,9 +1,7 @@
 """Online change points: workers that have become slower than the others, and than they were.
 
 A window-limited likelihood ratio on one series per worker: the logarithm of its normalized seconds, less what all
-workers have in common. The mean of the latest values is compared with that of the values before, for each number of
-latest values; the largest difference in units of its standard error decides. Each value is the median of `BLOCK` steps,
-so a pause in a single step (a garbage collection, a compiler) leaves no trace.
+workers have in common. Each value is the median of `BLOCK` steps, so a pause in a single step leaves no trace.
 """
 
 from __future__ import annotations
@@ -76,10 +74,8 @@ class ChangePoints(NamedTuple):
     def observe(self, seconds: np.ndarray, noise: np.ndarray) -> tuple[ChangePoints, list[Onset]]:
         """Return the state after a step, and the slow phases that it has shown to begin.
 
-        Args:
-          seconds: of each worker, normalized for its batch size; shape=(n,). Replicated. Values that are not positive
-            numbers count as unknown.
-          noise: relative standard deviation of one step's seconds; shape=(n,).
+        `seconds` are normalized for the batch size; those that are not positive numbers count as unknown. `noise` is
+        the relative standard deviation of one step's seconds. Each of shape=(n,).
         """
         known = (seconds > 0) & (seconds < np.inf)
         block = self.block.copy()

@@ -19,8 +19,7 @@ POINTS = 8  # number of earlier numbers of workers that are kept
 class Exchange(NamedTuple):
     """Mean seconds besides computing, by number of workers. A pytree; methods return a new one.
 
-    Without a second number of workers the slope is 0, so that a policy tries more workers. Earlier numbers determine
-    the slope alone, because other traffic on the network changes the level more.
+    Without a second number of workers the slope is 0, so that a policy tries more workers.
 
     References:
       Qiao et al. 2021, "Pollux", section 3.1: `alpha + beta * max(K - 2, 0)` for K replicas.

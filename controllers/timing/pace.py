@@ -3,8 +3,7 @@
 A pace is mostly constant: then the mean of all steps is the best estimate. Sometimes it drifts: then the mean's errors
 have one sign, and a mean of the latest steps with a trend is used. Rarely it jumps: a deviation that noise cannot
 explain restarts both. If the next step shows that it was only a pause, the jump is undone, and later jumps are
-distrusted. Paces are logarithms of seconds; errors are relative, so that estimates are means of seconds. Arrays hold
-all workers.
+distrusted. Paces are logarithms of seconds; errors are relative, so that estimates are means of seconds.
 """
 
 from __future__ import annotations
@@ -98,12 +97,7 @@ class Pace(NamedTuple):
         return surprise**2 > SURE**2 * (self.noise**2 + self.variance + unknown)
 
     def learn(self, step: np.ndarray, jump: np.ndarray) -> Pace:
-        """Return the state after a step.
-
-        Args:
-          step: the times of the step; shape=(n,), logarithms, NaN where unknown.
-          jump: shape=(n,), bool: which of them are jumps.
-        """
+        """Return the state after a step, from its times, logarithms, NaN where unknown, and which of them are jumps."""
         seen = np.isfinite(step)
         fresh = jump | (seen & (self.steps == 0))
         follows = seen & ~fresh
@@ -128,10 +122,7 @@ class Pace(NamedTuple):
     def learn_noise(self, step: np.ndarray, latest: np.ndarray, usable: np.ndarray) -> Pace:
         """Return the state with the noise updated from the difference of two steps, which drift hardly affects.
 
-        Args:
-          step: as for `learn`.
-          latest: the times to compare the next step with; shape=(n,), logarithms.
-          usable: shape=(n,), bool: whether only noise makes the two steps differ.
+        `latest`: the times to compare the next step with, logarithms; `usable`: where only noise makes steps differ.
         """
         # 2 |a - b| / (a + b); the mean of |a - b| is 1.128 for two normal numbers of deviation 1.
         found = 2 * np.tanh(0.5 * np.abs(step - self.latest)) / 1.128

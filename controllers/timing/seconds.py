@@ -11,11 +11,12 @@ from adaptive import DriverError
 from adaptive.base.decision import Observation
 
 
-def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
-    """Check that the hook's first value is a time per worker that differs between workers; see `Policy.check`.
+def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
+    """Check the values of a policy that reads seconds and further numbers per worker; used as `Policy.check`.
 
     Raises:
-      DriverError: the first value is missing or is not such a time.
+      DriverError: the first value is missing or no time per worker; or another one has another shape.
+      ValueError: there are fewer or more further values than `n_inputs`.
     """
     write = f"    seconds = comm.all_gather(mon.compute_seconds())\n    ctrl.hook(ctrl.{policy}(), seconds)"
     if not values or shape_of(values[0]) != (n_workers,):
@@ -28,6 +29,18 @@ def check_seconds(values: Sequence[Any], n_workers: int, policy: str) -> None:
             f"{policy} reads the seconds that each worker computed; it received those of the whole step "
             f"(iteration_seconds), which are equal on all workers, because all wait for the slowest. Write:\n{write}"
         )
+    further = values[1:]
+    if n_inputs is not None and len(further) != n_inputs:
+        raise ValueError(
+            f"{policy} was created for {n_inputs} inputs after the times, and received {len(further)}. Create it with "
+            f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
+        )
+    for value in further:
+        if shape_of(value) != (n_workers,):
+            raise DriverError(
+                f"{policy} reads one number per worker, shape ({n_workers},), after the times; it received shape "
+                f"{shape_of(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
+            )
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
@@ -56,25 +69,3 @@ def shares_of(split: np.ndarray, active: np.ndarray, n_workers: int) -> tuple[fl
     shares = np.zeros(n_workers)
     shares[active] = split
     return tuple(shares.tolist())
-
-
-def check_times(values: Sequence[Any], n_workers: int, policy: str, *, n_inputs: int | None = None) -> None:
-    """Check the values of a policy that reads seconds and further numbers per worker; used as `Policy.check`.
-
-    Raises:
-      DriverError: a value has another shape.
-      ValueError: there are fewer or more further values than `n_inputs`.
-    """
-    check_seconds(values, n_workers, policy)
-    further = values[1:]
-    if n_inputs is not None and len(further) != n_inputs:
-        raise ValueError(
-            f"{policy} was created for {n_inputs} inputs after the times, and received {len(further)}. Create it with "
-            f"n_inputs={len(further)}, and a predictor that reads them, such as arx()."
-        )
-    for value in further:
-        if shape_of(value) != (n_workers,):
-            raise DriverError(
-                f"{policy} reads one number per worker, shape ({n_workers},), after the times; it received shape "
-                f"{shape_of(value)}. Gather them:  comm.all_gather(mon.cpu_available())"
-            )

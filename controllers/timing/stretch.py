@@ -1,7 +1,6 @@
 """Stretches: consecutive short steps at the same batch sizes, which a policy evaluates as one.
 
-Evaluating a step takes up to half a millisecond of Python, and a step of a few milliseconds says little, because
-another process's time slice is longer.
+A step of a few milliseconds says little, because another process's time slice is longer.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-
-FEW = 64  # workers up to which Python's lists are faster than numpy
 
 
 class Look(NamedTuple):
@@ -44,25 +41,16 @@ class Stretch(NamedTuple):
         A stretch ends once it has taken `enough` seconds, or when batch sizes change. The first step at new sizes
         includes the cost of the change, so it is left out of stretches of several steps.
         """
-        before = self.steps
-        if len(sizes) <= FEW:
-            each = seconds.tolist()
-            least, slowest, total = min(each), max(each), sum(each)
-            changed = sizes != tuple(self.sizes.tolist())
-        else:
-            least, slowest, total = float(seconds.min()), float(seconds.max()), float(seconds.sum())
-            changed = not np.array_equal(sizes, self.sizes)
+        before, changed = self.steps, sizes != tuple(self.sizes.tolist())
+        valid = (seconds > 0) & (seconds < np.inf)
+        seconds = np.where(valid, seconds, 0.0)
+        slowest = float(seconds.max())
         ended: list[Look] = []
-        valid: np.ndarray | bool = True
-        if not (least > 0 and total < np.inf):  # or something is NaN
-            valid = (seconds > 0) & (seconds < np.inf)
-            seconds = np.where(valid, seconds, 0.0)
-            slowest = float(seconds.max())
         if changed and before:
             ended.append(self._look())
         if changed or self.new or not before:
             now = np.array(sizes, np.int64) if changed else self.sizes
-            stretch = Stretch(now, seconds, np.ones(len(sizes), np.int64) * valid, 1, slowest, changed)
+            stretch = Stretch(now, seconds, valid.astype(np.int64), 1, slowest, changed)
         else:
             sums = self.total + seconds, self.known + valid
             stretch = Stretch(self.sizes, *sums, before + 1, self.seconds + slowest, self.new)

@@ -58,7 +58,7 @@ def test_requests_are_passed_on_and_their_feasible_part_is_shown(asked, got):
     ("wrong", "says"),
     [
         (np.nan, "np.isfinite(noise.scale)"),
-        (np.float32("nan"), "ctrl.noise_batch()"),
+        (np.float32("nan"), "ctrl.noise_batch("),
         (np.inf, "max_batch"),
         (-3, "negative"),
         (np.ones(3), r"shape (3,)"),

@@ -165,7 +165,6 @@ def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
         np.testing.assert_allclose(seconds, simulation.seconds[k])
     assert again.overhead == pytest.approx(0.25)
     assert fitted.certain.all()
-    assert fitted.global_batch.tolist() == [300] * 200
 
 
 @pytest.mark.parametrize("noise", [None, jitter(0.05)])

@@ -68,21 +68,3 @@ def test_a_policy_decides_every_25_ms_for_any_step_time():
                 observe(np.array([seconds, seconds]), step=step, batch_sizes=(8, 8), due=step % 10 == 0), state
             )
         assert state.model.stay.max() + 1 == looks  # the first is left out
-
-
-def test_stretches_of_many_workers_are_those_of_few():
-    """More than 64 workers are looked at by numpy."""
-    rng, n = np.random.default_rng(0), 100
-    many, few, looks = Stretch.init(n), Stretch.init(2), []
-    for step in range(30):
-        sizes = (4 + step // 9, 3)
-        seconds = rng.uniform(0.01, 0.02, 2)
-        seconds[0] = np.nan if step in (5, 6, 20) else seconds[0]
-        many, ended = many.add(sizes[:1] + sizes[1:] * (n - 1), np.repeat(seconds, [1, n - 1]), 0.03)
-        few, expected = few.add(sizes, seconds, 0.03)
-        for a, b in zip(ended, expected, strict=True):
-            np.testing.assert_array_equal(a.seconds[:2], b.seconds)
-            np.testing.assert_array_equal(a.sizes[:2], b.sizes)
-            assert (a.steps, a.slowest) == (b.steps, b.slowest)
-        looks += ended
-    assert len(looks) > 5
