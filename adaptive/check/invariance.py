@@ -69,7 +69,8 @@ def check_invariance(
         raise BatchSizeError(
             f"check: {examples} examples are no multiple of {plan.multiple}, as the driver's minibatches need."
         )
-    limits: dict[str, Any] = {"least": engine.context.min_microbatches, "most": engine.kernels.largest_microbatch}
+    least = engine.context.min_microbatches_of(1, engine.world.capacity)
+    limits: dict[str, Any] = {"least": least, "most": engine.kernels.largest_microbatch}
     even = even_split(examples, plan.graph.capacity, plan, **limits)
     splits = uneven_splits(rng, _SPLITS, even, plan, **limits)
     note = _why_not_compared(plan, engine.world.devices[0])

@@ -1,4 +1,4 @@
-"""The machines of all processes: whether they compute bitwise equal results, and which share a compilation cache.
+"""The machines of all processes: whether they compute bitwise equal results, and which are one host.
 
 Reduced messages are bitwise equal on all workers. On machines of one kind, so is everything computed from them. On
 different machines, a noise scale may differ in its seventh digit, and a batch size rounded from it by one example. The
@@ -31,30 +31,16 @@ class HostSurvey:
       on_this_host: number of processes on this process's host. Local.
       host_names: names of the hosts, in the order of their first process. Replicated.
       run_id: a new unique id, 12 hexadecimal digits, drawn by the first process. Replicated.
-      compile_order: (index of this process, number of processes) among those of its host that share its compilation
-        cache. Local.
     """
 
     def __init__(self, world: World, about: str = ""):
-        own = json.dumps([kind_of_machine(world.devices), cache_of_host(), this_host(), secrets.token_hex(6)]).encode()
+        own = json.dumps([kind_of_machine(world.devices), this_host(), secrets.token_hex(6)]).encode()
         descriptions = world.all_gather_bytes(own, about) if world.processes > 1 else [own]
         everyone = [json.loads(theirs) for theirs in descriptions]
-        kinds, caches, hosts, ids = zip(*everyone, strict=True)
+        kinds, hosts, ids = zip(*everyone, strict=True)
         self.heterogeneous, self.run_id = len(set(kinds)) > 1, ids[0]
         self.on_this_host = hosts.count(this_host())
         self.host_names = tuple(host.partition(" ")[0] for host in dict.fromkeys(hosts))
-        own_cache = caches[world.rank] if world.processes > 1 else None
-        self.compile_order = (0, 1)
-        if own_cache is not None:
-            self.compile_order = (caches[: world.rank].count(own_cache), caches.count(own_cache))
-
-
-def cache_of_host() -> str | None:
-    """Return the compilation cache's path with its host, because cached CPU programs hold instructions of that machine.
-    Local.
-    """
-    folder = jax.config.jax_compilation_cache_dir
-    return f"{platform.node()}:{folder}" if folder and jax.config.jax_enable_compilation_cache else None
 
 
 def kind_of_machine(devices: Sequence) -> str:

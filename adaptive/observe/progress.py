@@ -177,8 +177,7 @@ class Progress:
             if what.compiles:
                 words = "compiling the evaluation" if now == EVALUATING else "compiling"
             return f"waiting {still:.0f} s: {words}{f', {what.line}' if words == 'script' else ''}"
-        there, wanted = self._kernels.buckets_compiled
-        return "" if self._kernels.warm else f"(compiling kernel {min(there + 1, wanted)} of {wanted})"
+        return "" if self._kernels.warm else "(compiling kernels)"
 
     def _summary(self, error: BaseException | None) -> list[str]:
         event, seconds = self._last, time.monotonic() - self._began

@@ -193,7 +193,6 @@ class ProgramParts:
             revision=self.revision,
         )
         self.engine = Engine(context)
-        self.run.notes += context.placements[0].notes
         self._prepare_sizes(options, fixed_by)
         self._prepare_hooks(heterogeneous=machines.heterogeneous)
         self.skipped, self.listeners = SkippedSteps(options.nonfinite), Listeners()
@@ -251,9 +250,7 @@ class ProgramParts:
         if options.is_auto:
             left = partial(bytes_left, list(self.world.devices), machines.on_this_host)
             memory = MemoryBound(left, self.run.note)
-        return KernelOptions(
-            *(options.microbatch, options.deterministic, options.resizable, machines.compile_order, memory)
-        )
+        return KernelOptions(options.microbatch, options.deterministic, options.resizable, memory)
 
     def state_as_given(self, leaves: list[jax.Array]) -> Any:
         """Return the state in the user's structure, from its leaves."""

@@ -14,7 +14,7 @@ from adaptive.base.process.cores import n_cores
 from adaptive.data.stream import Share
 from adaptive.operators.sources import Reading
 
-from .fused_program import why_not
+from .fused_program import can_be_fused
 from .fused_step import FusedStep, mesh_for
 from .host_step import HostStep
 from .kernels.compile import side_by_side
@@ -36,7 +36,7 @@ class Engine:
         self.layouts, self.kernels, self.workers = ctx.layouts, ctx.kernels, ctx.workers
         self.fused: FusedStep | None = None
         mesh = mesh_for(ctx.world)
-        if mesh is not None and not why_not(ctx.plan, mesh):
+        if mesh is not None and can_be_fused(ctx.plan, mesh):
             self.fused = self.workers.held_by = FusedStep(ctx, mesh)
             self.kernels.compiled.compile_step = self.fused.compile
         self._host_step = HostStep(ctx)
@@ -74,8 +74,7 @@ class Engine:
             whole = self.fused.microbatches_of(of_all)
             if whole and self.fused.waits:
                 jobs.append(partial(self.fused.compile, whole))
-        first = self.kernels.compile_order[0] % len(jobs)  # ranks that share a cache begin with different ones
-        side_by_side([*jobs[first:], *jobs[:first]], most=n_cores())
+        side_by_side(jobs, most=n_cores())
         self.kernels.compiled.counters.waited_seconds += time.perf_counter() - start
         if whole:
             self.kernels.ask_for_step(whole)

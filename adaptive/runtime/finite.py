@@ -29,6 +29,9 @@ _MAX, _MIN = np.maximum.reduce, np.minimum.reduce
 _BLOCK = 1 << 17  # elements, which stay in the CPU's caches between the two passes over them
 _FEW = 64  # elements that are checked one by one
 _NAMED = 3  # leaves of one all_reduce that an error lists
+_SENT = (
+    ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's range)"
+)
 
 
 class _Range(NamedTuple):
@@ -216,18 +219,17 @@ def describe_trouble(message: Sequence[Contribution], reduced: Reduced, culprits
 
 def _overflows(message: Sequence[Contribution], numbers: Sequence[int]) -> Iterator[str]:
     """Yield descriptions of overflowed values, with the format: the result's, or the narrower one on the wire."""
-    by_format: dict[tuple[np.dtype, bool], list[int]] = {}
-    for i in numbers:
+
+    def format_of(i: int) -> tuple[str, float, str]:
         dtype, op = np.dtype(message[i].result.aval.dtype), message[i].how.op
         wire = np.dtype(op.wire_dtype(dtype)) if isinstance(op, Sliced) else dtype
-        narrower = float(jnp.finfo(wire).max) < float(jnp.finfo(dtype).max)
-        by_format.setdefault((wire if narrower else dtype, narrower), []).append(i)
-    sent = ", the format in which it is sent (wire=; with weight=, weight times value is sent; bfloat16 has float32's "
-    sent += "range)"
-    for (dtype, narrower), those in sorted(by_format.items(), key=str):
+        largest, of_wire = float(jnp.finfo(dtype).max), float(jnp.finfo(wire).max)
+        return (str(wire), of_wire, _SENT) if of_wire < largest else (str(dtype), largest, "")
+
+    for (dtype, largest, sent), those in groupby(sorted(numbers, key=format_of), format_of):
         yield (
             f"the sum of all workers' contributions to {_named(message, those)} is too large for {dtype} "
-            f"({float(jnp.finfo(dtype).max):.6g} at most){sent * narrower}, though each is finite"
+            f"({largest:.6g} at most){sent}, though each is finite"
         )
 
 

@@ -59,18 +59,18 @@ class Results(NamedTuple):
     shown: list[jax.Array]  # hook values and metrics
 
 
-def why_not(plan: Plan, mesh: WorkerMesh) -> str:
-    """Return why steps of a plan cannot run as programs over the mesh; "" if they can."""
-    if any(message.gate is not None for message in plan.messages):
-        return "some messages are sent in some steps only"
-    if plan.graph.pairings:
-        return "workers read each other's published state"
-    if not all(mesh.reduces(op) for message in plan.messages for op in [c.how.op for c in message]):
-        return "a reduction is computed from numbers of the host"
+def can_be_fused(plan: Plan, mesh: WorkerMesh) -> bool:
+    """Return whether steps of a plan can run as programs over the mesh: all messages are sent in each step and reduced
+    without numbers of the host, no worker reads another's published state, and the driver neither calls Python nor is
+    itself sharded over devices.
+    """
+    contributions = [(message, c) for message in plan.messages for c in message]
     segments = [*plan.prologues.values(), *plan.microbatches.values(), plan.final]
-    if any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns):
-        return "the driver has callbacks to Python, or is itself sharded over devices"
-    return ""
+    return (
+        not plan.graph.pairings
+        and all(message.gate is None and mesh.reduces(c.how.op) for message, c in contributions)
+        and not any(_needs_its_own_program(eqn) for segment in segments for eqn in segment.eqns)
+    )
 
 
 def _needs_its_own_program(eqn: JaxprEqn) -> bool:

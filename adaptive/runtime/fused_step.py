@@ -69,7 +69,7 @@ def mesh_for(world: World) -> WorkerMesh | None:
 
 
 class FusedStep:
-    """Runs steps in which all workers of a mesh run the same microbatches. `why_not` must be "" for the plan.
+    """Runs steps in which all workers of a mesh run the same microbatches. The plan `can_be_fused`.
 
     Attributes:
       fault: the number of steps before the first one that was not finite; `NO_FAULT` if none is known. Replicated.

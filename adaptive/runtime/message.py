@@ -14,7 +14,8 @@ sent as `w x`, with its weight `w`, and divided after the sum over workers and m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -213,20 +214,20 @@ def _join(part: PartSpec, pieces: Sequence[_Piece], first: Any) -> jax.Array:
 
 
 def unpack(
-    layout: Layout, parts: Sequence[jax.Array], wanted: Mapping[int, int], *, worker: Any, taking_part: jax.Array
-) -> list[list[jax.Array]]:
-    """Return results of the reduced parts, each once per use: equal values, computed separately. Traced into the
-    segment that reads them.
+    layout: Layout, parts: Sequence[jax.Array], *, worker: Any, taking_part: jax.Array
+) -> Callable[[int], jax.Array]:
+    """Return a function that returns a result of the reduced parts by its number, computed anew by each call. Traced
+    into the segment that reads them.
 
     XLA fuses a division into one operation that uses it, but not into two: it writes the quotient to memory. With Adam
     that is a temporary as large as all parameters, and doubles the time of the update. Quotients by different divisors
     are each fused into their operation.
 
     Args:
-      wanted: how often each result is used, by its number.
       taking_part: see `Feed.taking_part`.
     """
     totals: dict[int, list[jax.Array]] = {}  # by a weight's offset: copies of one number that XLA does not merge
+    calls = Counter[int]()
 
     def total_of(weight: Entry, travels: bool, use: int) -> jax.Array:
         if weight.offset not in totals:
@@ -234,18 +235,19 @@ def unpack(
             # For a worker without examples. If all workers have none, the mean is an error.
             totals[weight.offset] = [total if travels else jnp.where(total == 0, 1, total)]
         found = totals[weight.offset]
-        while len(found) <= use:
+        if len(found) == use:
             found.append(jax.lax.optimization_barrier(found[-1]))
         return found[use]
 
-    def separately(i: int, n: int) -> list[jax.Array]:
+    def result(i: int) -> jax.Array:
         c, x, weight = layout.contributions[i], _entry_of(parts, layout.entries[i]), layout.weights[i]
-        values = [x] if weight is None else [divided(x, total_of(weight, c.how.travels, use)) for use in range(n)]
-        values = [with_unknown_rows(c.how, v, c.value.aval.shape, taking_part) for v in values]
-        found = [c.how.decode(v, worker, layout.capacity).astype(c.result.aval.dtype) for v in values]
-        return found if weight is not None else found * n
+        if weight is not None:
+            x = divided(x, total_of(weight, c.how.travels, calls[i]))
+        calls[i] += 1
+        x = with_unknown_rows(c.how, x, c.value.aval.shape, taking_part)
+        return c.how.decode(x, worker, layout.capacity).astype(c.result.aval.dtype)
 
-    return [separately(i, n) for i, n in wanted.items()]
+    return result
 
 
 def _entry_of(parts: Sequence[jax.Array], entry: Entry) -> jax.Array:

@@ -1,9 +1,8 @@
 """Whose contributions to a message are not finite, and which line of the driver computed the first such value.
 
 Compiled programs return only the values that later segments need. So if a worker's contributions are not finite, its
-step is computed again up to them, equation by equation. Then the graph is walked back from the contribution to the
-equation that computed the first NaN or infinity from finite operands, or to an input. This takes long, and is done only
-for errors.
+step is computed again up to them, equation by equation, which takes long and is done only for errors. Each value that
+is not finite inherits the origin of the first operand that is not either.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from adaptive.base.process.source_lines import at, line_of
-from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, has_effects
+from adaptive.base.values.jaxprs import JaxprEqn, Var, has_effects
 from adaptive.data.stream import Share
 from adaptive.graph.plan import Plan
 from adaptive.graph.trace import Atom, describe, evaluate, operands_of
@@ -72,21 +71,22 @@ def _origin(
     try:
         for size in microbatches:
             plan = ctx.plans(size)
-            known = _inputs(ctx, plan, local_index, floats, ints, start, size)
-            leaves = [leaf[start : start + size] for leaf in jax.tree.leaves(share.batches[local_index])]
-            known.update(zip(plan.graph.batch_vars, leaves, strict=True))
-            earlier = schedule.levels[: plan.messages[number].level]
-            for before in [message for level in earlier for message in level.messages]:
-                values, places = before.arrives
-                results = [c.result for c in plan.messages[before.number]]
-                arrived = unpack(
-                    ctx.layouts[before.number],
-                    values[local_index][places[local_index]],
-                    dict.fromkeys(range(len(results)), 1),
-                    worker=ints[0],
-                    taking_part=taking_part,
-                )
-                known.update((var, value) for var, (value,) in zip(results, arrived, strict=True))
+            graph = plan.graph
+            known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
+            for op_state, leaves in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
+                known.update(zip(op_state.values, leaves, strict=True))
+            scalars = ctx.feed.values_of_microbatch(floats, ints, size, start)
+            for eqn in graph.eqns:
+                if eqn.primitive is source_p and eqn.params["source"].name in scalars:
+                    known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
+            batch = [leaf[start : start + size] for leaf in jax.tree.leaves(share.batches[local_index])]
+            known.update(zip(graph.batch_vars, batch, strict=True))
+            for level in schedule.levels[: plan.messages[number].level]:
+                for before in level.messages:
+                    values, places = before.arrives
+                    parts = values[local_index][places[local_index]]
+                    result = unpack(ctx.layouts[before.number], parts, worker=ints[0], taking_part=taking_part)
+                    known.update((c.result, result(i)) for i, c in enumerate(plan.messages[before.number]))
             sent = [plan.messages[number][i] for i in contributions]
             atoms = [a for c in sent for a in (c.value, c.weight) if a is not None]
             found = nan_origin(plan, known, atoms, taking_part)
@@ -98,95 +98,62 @@ def _origin(
     return "each is finite, but its product with the weight, or the sum over microbatches, is not"
 
 
-def _inputs(
-    ctx: StepContext, plan: Plan, local_index: int, floats: jax.Array, ints: jax.Array, start: int, size: int
-) -> dict[Var, Any]:
-    """Return the state, operator states, constants and sources of the microbatch that begins at `start`."""
-    graph = plan.graph
-    known = dict(zip(graph.state_vars, ctx.workers.states[local_index], strict=True)) | graph.consts
-    for op_state, values in zip(plan.op_states, ctx.workers.op_states[local_index], strict=True):
-        known.update(zip(op_state.values, values, strict=True))
-    scalars = ctx.feed.values_of_microbatch(floats, ints, size, start)
-    for eqn in graph.eqns:
-        if eqn.primitive is source_p and eqn.params["source"].name in scalars:
-            known[eqn.outvars[0]] = scalars[eqn.params["source"].name].astype(eqn.outvars[0].aval.dtype)
-    return known
-
-
 _FINITE, _INFINITE, _NAN = range(3)
 _KINDS = ("finite", "infinities", "NaNs")
 
 
+class _Origin(NamedTuple):
+    """What kind of values a variable holds that are not finite, and where they come from."""
+
+    kind: int
+    text: str  # "the first NaNs come from `log` (driver.py:12)", "batch['x'] holds NaNs"
+    place: str  # "from `log` (driver.py:12)", "in batch['x']"
+
+
 def nan_origin(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> str:
-    """Return a description of the origin of the first value that makes one of `atoms` not finite.
+    """Return a description of the origin of the first of `atoms` that is not finite; "" if all are finite.
 
     Args:
       known: values of all inputs of the graph: state, batch, constants, operator states, sources, earlier messages.
-      atoms: values of the graph.
-
-    Returns:
-      "the first NaNs come from log (driver.py:12)", "batch['x'] holds NaNs"; "" if all of `atoms` are finite.
     """
-    kinds = _kinds_of(plan, known, atoms, taking_part)
-
-    def kind_of(atom: Atom) -> int:
-        return _kind(atom.val) if isinstance(atom, Literal) else kinds[atom]
-
-    def first(atom: Atom, kind: int) -> JaxprEqn | str:
-        """Return the equation that computed values of a kind from operands without them, or the input's name."""
-        while isinstance(atom, Var) and atom not in known:
-            eqn = plan.graph.producer[atom]
-            earlier = [a for a in operands_of(eqn) if isinstance(a, Var) and kind_of(a) >= kind]
-            if not earlier:
-                return eqn
-            atom = earlier[0]
-        return _name(plan, atom)
-
-    found = next((atom for atom in atoms if kind_of(atom) > _FINITE), None)
-    if found is None:
-        return ""
-    kind = kind_of(found)
-    place = first(found, kind)
-    if not isinstance(place, JaxprEqn):
-        return f"{place} holds {_KINDS[kind]}"
-    text = f"the first {_KINDS[kind]} come from {_operation(place)}"
-    for infinite in [a for a in operands_of(place) if isinstance(a, Var) and kind_of(a) > _FINITE][:1]:
-        before = first(infinite, _INFINITE)  # a NaN computed from earlier infinities
-        text += ", of infinities " + (f"from {_operation(before)}" if isinstance(before, JaxprEqn) else f"in {before}")
-    return text
-
-
-def _kinds_of(plan: Plan, known: Mapping[Var, Any], atoms: Sequence[Atom], taking_part: jax.Array) -> dict[Var, int]:
-    """Return the kinds of `atoms` and of all values from which they are computed. Frees each after its last use."""
     reached = list(plan.graph.upstream(atoms, known.__contains__))
     wanted = {id(plan.graph.producer[var]) for var in reached if var not in known}
     eqns = [eqn for eqn in plan.graph.eqns if id(eqn) in wanted]
     effect = next((eqn for eqn in eqns if has_effects(eqn) or publishes(eqn)), None)
     if effect is not None:
         raise NotImplementedError(f"{_operation(effect)} has an effect, and is not repeated")
+    values, found = {var: known[var] for var in reached if var in known}, dict[Var, _Origin]()
+    for var, value in values.items():
+        if kind := _kind(value):
+            name = _name(plan, var)
+            found[var] = _Origin(kind, f"{name} holds {_KINDS[kind]}", f"in {name}")
     last = {a: eqn for eqn in eqns for a in operands_of(eqn) if isinstance(a, Var)}
-    values = {var: known[var] for var in reached if var in known}
-    kinds = {var: _kind(value) for var, value in values.items()}
 
     def compute(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        results = apply(eqn, operands, taking_part)
-        kinds.update(zip(eqn.outvars, map(_kind, results), strict=True))
-        for atom in operands_of(eqn):
-            if isinstance(atom, Var) and last[atom] is eqn:
-                values.pop(atom, None)
+        results, read = apply(eqn, operands, taking_part), [a for a in operands_of(eqn) if isinstance(a, Var)]
+        bad = [found[a] for a in read if a in found]
+        for var, kind in zip(eqn.outvars, map(_kind, results), strict=True):
+            if kind:
+                place = f"from {_operation(eqn)}"
+                of = f", of infinities {bad[0].place}" if bad else ""  # a NaN computed from earlier infinities
+                new = _Origin(kind, f"the first {_KINDS[kind]} come {place}{of}", place)
+                found[var] = next((origin for origin in bad if origin.kind >= kind), new)
+        for var in read:
+            if last[var] is eqn:
+                values.pop(var, None)
         return results
 
     evaluate(eqns, values, compute)
-    return kinds
+    return next((found[atom].text for atom in atoms if isinstance(atom, Var) and atom in found), "")
 
 
-def _name(plan: Plan, atom: Atom) -> str:
+def _name(plan: Plan, var: Var) -> str:
     """Return the name of an input of the graph."""
     graph = plan.graph
     for names, variables in ((graph.batch_names, graph.batch_vars), (graph.state_names, graph.state_vars)):
-        if atom in variables:
-            return names[variables.index(atom)]
-    eqn = graph.producer.get(atom) if isinstance(atom, Var) else None
+        if var in variables:
+            return names[variables.index(var)]
+    eqn = graph.producer.get(var)
     return "a constant of the driver" if eqn is None else f"{describe(eqn)}{at(line_of(eqn.source_info))}"
 
 

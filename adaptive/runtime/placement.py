@@ -14,7 +14,8 @@ All workers' messages are cut alike, whatever the sizes of their batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from adaptive.graph.trace import Atom, operands_of
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
 
-from .message import LARGE_BYTES, Layout
+from .message import Layout
 from .segment import Address, SegmentFunction
 
 # Operations whose results are sharded as their operands of the same shape are.
@@ -47,10 +48,7 @@ class Placement:
     Attributes:
       device: the device.
       target: what `jax.device_put` is given for values of which each device holds a copy.
-      notes: for the first report.
     """
-
-    notes: Sequence[str] = ()
 
     def __init__(self, device: jax.Device):
         self.device, self.target = device, device
@@ -91,50 +89,30 @@ class OnMesh(Placement):
     def __init__(self, mesh: LocalMesh, plan: Plan, layouts: Sequence[Layout], state: Sequence[Any]):
         self._mesh = mesh
         self.device, self.target = mesh.device, mesh.whole
-        self.notes: list[str] = []
-        self._known: dict[Address, NamedSharding] = {}
+        self._known: dict[Address, NamedSharding | None] = {}
         self._by_example: set[Address] = set()
         if plan.graph.pairings:
             raise _not_on_a_mesh(plan.graph.pairings[0].line)
-        same = _Classes(plan)
         given = [mesh.of_leaf(leaf) for leaf in state]
-        for var, sharding in zip(plan.graph.state_vars, given, strict=True):
-            if sharding is not None:
-                same.shard(var, sharding)
+        alike = _shardings(plan, given)
         for i, (var, sharding) in enumerate(zip(plan.graph.state_vars, given, strict=True)):
-            self._know(("state", i, 0), sharding or same.sharding(var))
-            self._note_copies(("state", i, 0), state[i], plan.graph.state_names[i])
+            self._known["state", i, 0] = sharding or alike(var)
         for k, op_state in enumerate(plan.op_states):
             for leaf, var in enumerate(op_state.values):
-                self._know(("op_state", k, leaf), same.sharding(var))
+                self._known["op_state", k, leaf] = alike(var)
         for segment in (*plan.microbatches.values(), *plan.prologues.values()):
             for i, atom in enumerate(segment.outputs):
-                address = segment.kind, segment.level, i
-                self._know(address, same.sharding(atom))
-                if segment.kind == "microbatch" and atom.aval.shape[:1] == (plan.graph.examples,):
-                    self._by_example.add(address)
+                self._known[segment.kind, segment.level, i] = known = alike(atom)
+                if known is None and segment.kind == "microbatch" and atom.aval.shape[:1] == (plan.graph.examples,):
+                    self._by_example.add((segment.kind, segment.level, i))
         for number, layout in enumerate(layouts):
-            for j, sharding in enumerate(_parts(mesh, layout, same)):
-                self._know(("part", number, j), sharding)
-                self._know(("message", number, j), sharding)
-
-    def _note_copies(self, address: Address, leaf: Any, name: str) -> None:
-        """Add a note if each device gets a copy of a large leaf, and the user has not said so."""
-        if address not in self._known and leaf.nbytes >= LARGE_BYTES and self._mesh.mesh.size > 1:
-            self.notes.append(
-                f"{name} ({leaf.nbytes / 1e6:.1f} MB) is not on the mesh: each device holds a copy. To shard it, make "
-                "it with a sharding:  jax.jit(init, out_shardings=shardings)().  To copy it on purpose:  "
-                "jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))"
-            )
-
-    def _know(self, address: Address, sharding: NamedSharding | None) -> None:
-        if sharding is not None:
-            self._known[address] = sharding
+            for j, sharding in enumerate(_parts(mesh, layout, alike)):
+                self._known["part", number, j] = self._known["message", number, j] = sharding
 
     def sharding(self, address: Address, shape: Sequence[int]) -> Sharding:
-        if address[0] == "batch" or (address in self._by_example and address not in self._known):
+        if address[0] == "batch" or address in self._by_example:
             return self._mesh.of_batch(shape[0])
-        return self._known.get(address, self._mesh.whole)
+        return self._known.get(address) or self._mesh.whole
 
     def specs(self, number: int, layout: Layout) -> Sequence[PartSpec]:
         shardings = [self.sharding(("part", number, j), p.shape) for j, p in enumerate(layout.parts)]
@@ -148,7 +126,9 @@ def placements_of(world: World, plan: Plan, layouts: Sequence[Layout], state: Se
     return [OnMesh(world.local_mesh, plan, layouts, state)] * len(world.devices)
 
 
-def _parts(mesh: LocalMesh, layout: Layout, same: _Classes) -> list[NamedSharding | None]:
+def _parts(
+    mesh: LocalMesh, layout: Layout, alike: Callable[[Atom], NamedSharding | None]
+) -> list[NamedSharding | None]:
     """Return the shardings of a message's parts; `None` for one of which each device holds a copy."""
     found: list[NamedSharding | None] = [None] * len(layout.parts)
     for c, entry in zip(layout.contributions, layout.entries, strict=True):
@@ -156,7 +136,7 @@ def _parts(mesh: LocalMesh, layout: Layout, same: _Classes) -> list[NamedShardin
         if not isinstance(part.op, str):
             raise _not_on_a_mesh(f"{c.how.name}{at(c.line)}")
         if part.shape == entry.shape == c.value.aval.shape and entry.offset == 0:  # a large leaf, by itself
-            found[entry.part] = mesh.cut(same.sharding(c.value) or mesh.whole, part.shape)
+            found[entry.part] = mesh.cut(alike(c.value) or mesh.whole, part.shape)
     return found
 
 
@@ -168,40 +148,30 @@ def _not_on_a_mesh(what: str) -> DriverError:
     )
 
 
-class _Classes:
-    """Classes of variables that are sharded alike: those of one shape that are combined element by element."""
+def _shardings(plan: Plan, given: Sequence[NamedSharding | None]) -> Callable[[Atom], NamedSharding | None]:
+    """Return a function that returns a variable's sharding, `None` if it is unknown. Variables of one shape that are
+    combined element by element have the sharding of the first leaf of the state among them that is on the mesh.
 
-    def __init__(self, plan: Plan):
-        graph = plan.graph
-        self._parent: dict[Var, Var] = {}
-        self._sharding: dict[Var, NamedSharding] = {}
-        for old, new in zip(graph.state_vars, graph.new_state, strict=True):
-            self._join(old, new)
-        for op_state in plan.op_states:
-            for old, new in zip(op_state.values, op_state.new, strict=True):
-                self._join(old, new)
-        for eqn in graph.eqns:
-            if eqn.primitive.name in _ELEMENTWISE:
-                operands, results = operands_of(eqn), eqn.outvars
-                for a in operands if len(results) == 1 else ():
-                    self._join(results[0], a)
-                for result, a in zip(results, operands, strict=False):
-                    self._join(result, a)
-
-    def _root(self, var: Var) -> Var:
-        while (parent := self._parent.get(var, var)) is not var:
-            self._parent[var] = self._parent.get(parent, parent)
-            var = parent
-        return var
-
-    def _join(self, one: Atom, other: Atom) -> None:
-        if isinstance(one, Var) and isinstance(other, Var) and one.aval.shape == other.aval.shape and one.aval.shape:
-            self._parent[self._root(one)] = self._root(other)
-
-    def shard(self, var: Var, sharding: NamedSharding) -> None:
-        """Set the sharding of a variable's class, unless it has one."""
-        self._sharding.setdefault(self._root(var), sharding)
-
-    def sharding(self, atom: Atom) -> NamedSharding | None:
-        """Return the sharding of a variable's class; `None` if it is unknown."""
-        return self._sharding.get(self._root(atom)) if isinstance(atom, Var) else None
+    Args:
+      given: of the leaves of the state.
+    """
+    graph, alike, found = plan.graph, defaultdict[Var, list[Var]](list), dict[Var, NamedSharding]()
+    pairs: list[tuple[Atom, Atom]] = list(zip(graph.state_vars, graph.new_state, strict=True))
+    for op_state in plan.op_states:
+        pairs += zip(op_state.values, op_state.new, strict=True)
+    for eqn in graph.eqns:
+        if eqn.primitive.name in _ELEMENTWISE:
+            operands, results = operands_of(eqn), eqn.outvars
+            pairs += zip(results * len(operands) if len(results) == 1 else results, operands, strict=False)
+    for one, other in pairs:
+        if isinstance(one, Var) and isinstance(other, Var) and one.aval.shape == other.aval.shape != ():
+            alike[one].append(other)
+            alike[other].append(one)
+    for leaf, sharding in zip(graph.state_vars, given, strict=True):
+        stack = [] if sharding is None else [leaf]
+        while sharding is not None and stack:
+            var = stack.pop()
+            if var not in found:
+                found[var] = sharding
+                stack += alike[var]
+    return lambda atom: found.get(atom) if isinstance(atom, Var) else None

@@ -6,8 +6,9 @@ compiled program costs microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,16 +18,12 @@ import numpy as np
 
 from adaptive.base.values.jaxprs import JaxprEqn, Literal, Var, bind
 from adaptive.graph.plan import Plan, Segment
-from adaptive.graph.trace import Atom, evaluate, operands_of
+from adaptive.graph.trace import Atom, evaluate
 from adaptive.operators.collectives import collective_p
 from adaptive.operators.replication_claims import assert_scope_p
 from adaptive.operators.sources import ALONE, EXAMPLES, MICROBATCHES, OFFSET, WORKER, Reading, Source
 
 from .message import LARGE_BYTES, Layout, counts_once, lay_out_all, pack, unpack
-
-# Elementwise operations and reductions of optimizers and monitors, which are cheap to fuse with a preceding division.
-_FUSED = {"abs", "add", "add_any", "convert_element_type", "div", "integer_pow", "is_finite", "max", "min", "mul"}
-_FUSED |= {"assert_scope", "neg", "pow", "reduce_sum", "select_n", "sign", "sqrt", "square", "sub"}
 
 # Where a value of a worker's step is: its kind, an index and an item, as in `Origin`. Further kinds are "floats" and
 # "ints" (`Feed`), and "start"; "part", a message's own part as the worker has packed it, and "message", the reduced
@@ -110,7 +107,6 @@ def segment_function(
       as_one: weights of means that are equal on all workers, so that 1 is used in their place.
     """
     outputs = plan.final_outputs if segment.kind == "final" else segment.outputs
-    eqns, uses = segment.eqns, _separate_uses(segment, outputs)
     sent = _sends_of(plan, segment)
     results = final_results(plan) if segment.kind == "final" else _results(segment, len(outputs), layouts, sent)
     shapes = _arguments(segment, feed, layouts, results, sent)
@@ -125,18 +121,19 @@ def segment_function(
             scalars = feed.values_of_microbatch(floats, ints, plan.graph.examples, start)
         else:
             scalars = feed.values(floats, ints)
-        arrived: dict[int, Iterator[list[jax.Array]]] = {}
+        arrived: dict[int, Callable[[int], jax.Array]] = {}
         for number in segment.read_messages:
             parts = [given["message", number, part] for part in range(len(layouts[number].parts))]
-            wanted = {o.item: uses.get(var, 1) for var, o in segment.inputs if o[:2] == ("message", number)}
-            arrived[number] = iter(unpack(layouts[number], parts, wanted, worker=ints[0], taking_part=taking_part))
+            arrived[number] = unpack(layouts[number], parts, worker=ints[0], taking_part=taking_part)
         for var, origin in segment.inputs:
             if origin.kind == "source":
                 env[var] = scalars[origin.index].astype(var.aval.dtype)
-            elif origin.kind == "message":
-                env[var], *env.per_use[var] = next(arrived[origin.index])
-            else:
+            elif origin.kind != "message":
                 env[var] = given[origin]
+            elif var.aval.size * var.aval.dtype.itemsize >= LARGE_BYTES:
+                env.anew[var] = partial(arrived[origin.index], origin.item)
+            else:
+                env[var] = arrived[origin.index](origin.item)
 
         def compute(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
             return [taken_as(v, x) for v, x in zip(eqn.outvars, apply(eqn, operands, taking_part), strict=True)]
@@ -147,7 +144,7 @@ def segment_function(
         def weight_of(atom: Atom) -> Any:
             return np.ones((), atom.aval.dtype) if isinstance(atom, Var) and atom in as_one else value_of(atom)
 
-        evaluate(eqns, env, compute)
+        evaluate(segment.eqns, env, compute)
         out = [jnp.asarray(value_of(a)) for a in outputs]
         for layout in [layouts[number] for number in sent]:
             contributed = [value_of(c.value) for c in layout.contributions]
@@ -218,31 +215,14 @@ def final_results(plan: Plan) -> tuple[Address, ...]:
 
 
 class _Values(dict[Var, Any]):
-    """Values of variables."""
+    """Values of variables. Large results of messages are computed anew for each use: see `unpack`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.per_use: dict[Var, list[jax.Array]] = {}  # copies of the results of messages, for each use but the last
+        self.anew: dict[Var, Callable[[], jax.Array]] = {}
 
     def __getitem__(self, var: Var) -> Any:
-        copies = self.per_use.get(var)
-        return copies.pop() if copies else super().__getitem__(var)
-
-
-def _separate_uses(segment: Segment, outputs: Sequence[Atom]) -> dict[Var, int]:
-    """Return the number of uses of each large result of a message whose uses can all be fused with its division."""
-    large = {
-        var: 0
-        for var, origin in segment.inputs
-        if origin.kind == "message" and var.aval.size * var.aval.dtype.itemsize >= LARGE_BYTES
-    }
-    for eqn in segment.eqns:
-        for atom in operands_of(eqn):
-            if isinstance(atom, Var) and atom in large:
-                large[atom] += 1
-                if eqn.primitive.name not in _FUSED:
-                    del large[atom]
-    return {var: count for var, count in large.items() if count > 1 and var not in outputs}
+        return self.anew[var]() if var in self.anew else super().__getitem__(var)
 
 
 def apply(eqn: JaxprEqn, operands: list[Any], taking_part: jax.Array) -> list[Any]:

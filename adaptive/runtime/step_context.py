@@ -99,7 +99,7 @@ class StepContext:
             lambda examples: microbatch_functions(plans(examples), feed, elements),  # does not hold this object
             self.placements,
             splittable=plan.splittable,
-            min_microbatches=self.min_microbatches,
+            min_microbatches=self.min_microbatches_of(1, world.capacity),
             microbatch_bytes=bytes_per_execution(plan, self.layouts, self.placements[0]),
             options=kernels,
             name=self.label,
@@ -113,11 +113,6 @@ class StepContext:
             for number, layout in enumerate(self.layouts)
         ]
         self.waiters = ThreadPoolExecutor(len(world.devices)) if len(world.devices) > 1 else None
-
-    @property
-    def min_microbatches(self) -> int:
-        """The minimum number of microbatches of every step."""
-        return self.min_microbatches_of(1, 1) if self.world.capacity == 1 else 1
 
     def min_microbatches_of(self, size: int, global_batch: int) -> int:
         """Return the minimum number of microbatches of a worker: two if it has all examples and the driver compares

@@ -8,10 +8,9 @@ import platform
 import stat
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import jax
 
@@ -34,7 +33,8 @@ def share_compilations() -> None:
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:
         return
     try:
-        folder = _cache_home() / _FOLDER / platform.node()
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # ignored if it is relative, as XDG specifies
+        folder = (base if base.is_absolute() else Path.home() / ".cache") / _FOLDER / platform.node()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except (OSError, RuntimeError):  # no writable home directory: every rank compiles by itself
@@ -69,29 +69,9 @@ def one_compiles(name: str) -> Iterator[None]:
             lock = stack.enter_context(path.open("w"))
             stack.callback(path.unlink, missing_ok=True)
             until = time.monotonic() + _MOST_SECONDS
-            while not _taken(lock) and time.monotonic() < until:
+            while time.monotonic() < until:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
                 time.sleep(_LOOK_SECONDS)
         yield
-
-
-def _taken(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _cache_home() -> Path:
-    """Return the cache folder of the XDG specification, which ignores relative paths."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return base if base.is_absolute() else Path.home() / ".cache"
-
-
-def compile_order(sizes: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """Return the order in which one of several ranks compiles common kernels: its own part first, then the parts that
-    the other ranks put into the cache meanwhile.
-    """
-    ranks = max(1, min(ranks, len(sizes)))
-    own = list(sizes[rank % ranks :: ranks])
-    return own + [r for r in sizes if r not in own]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,7 +74,7 @@ class CompiledKernels:
       memory: refuses kernels that do not fit the memory; `None` to refuse none.
 
     Attributes:
-      ready: kernels by size, by local index.
+      ready: kernels by size, by local index; one dictionary for all workers of one place.
       buckets: the sizes of which all others are composed.
       complete: whether all buckets, including 1, are compiled for all workers, so that any size can be composed.
       temporaries: examples of the first compiled kernel, and the bytes of its temporary arrays; `None` if unknown.
@@ -91,7 +92,8 @@ class CompiledKernels:
         self.revision, self._name, self._memory = revision, name, memory
         self._segments_of = lru_cache(_TRACES)(calls)
         self.placements = list(placements)
-        self.ready: list[dict[int, KernelSet]] = [{} for _ in placements]
+        by_place: defaultdict[Placement, dict[int, KernelSet]] = defaultdict(dict)
+        self.ready = [by_place[place] for place in placements]
         self.buckets: set[int] = set()
         self.complete = False
         self.counters, self.constants = Counters(), Constants()
@@ -111,10 +113,7 @@ class CompiledKernels:
         """Compile the kernels of one size, and wait for them."""
         if size in self.ready[local_index]:
             return
-        place = self.placements[local_index]
-        same_place = [ready.get(size) for ready, p in zip(self.ready, self.placements, strict=True) if p == place]
-        found = next((kernels for kernels in same_place if kernels is not None), None)
-        kernels = self._compile_if_it_fits(size, place) if found is None else found
+        kernels = self._compile_if_it_fits(size, self.placements[local_index])
         if kernels is not None:
             self.ready[local_index][size] = kernels
             self.revision.increment()

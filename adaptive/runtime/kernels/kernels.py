@@ -8,7 +8,6 @@ has stayed for some time gets a kernel of its own. The rule is in `runtime/kerne
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
 
 from .background_compiler import BackgroundCompiler, KernelJob, StepJob
-from .cache import compile_order
 from .compiled import CompiledKernels, Kernel
 from .memory_bound import MemoryBound
 from .microbatches import Microbatches, by_size_alone, fewest, largest_in_cache, missing_buckets
@@ -38,15 +36,12 @@ class KernelOptions:
       deterministic: whether microbatches are chosen by size alone, so that the last bits of results do not depend on
         when a kernel is compiled.
       resizable: whether sizes change from step to step; if not, only required kernels are compiled.
-      compile_order: (index, count) of this process among those that share a compilation cache: they compile different
-        kernels first.
       memory: bounds microbatches by memory, if they are bounded so.
     """
 
     largest_microbatch: int | None = None
     deterministic: bool = False
     resizable: bool = True
-    compile_order: tuple[int, int] = (0, 1)
     memory: MemoryBound | None = None
 
 
@@ -95,7 +90,6 @@ class Kernels:
         self._largest_microbatch, self.memory = options.largest_microbatch, options.memory
         self.deterministic, self._microbatch_bytes = options.deterministic, microbatch_bytes
         self.resizable, self.splittable, self.min_microbatches = options.resizable, splittable, min_microbatches
-        self.compile_order = options.compile_order
         self._workers = [_Worker() for _ in placements]
         self.busy = False
         self._on_cpu = placements[0].device.platform == "cpu"
@@ -227,13 +221,9 @@ class Kernels:
             return
         self.compiled.add_buckets(missing)
         wanted = [k for k in missing if not all(k in ready for ready in self.compiled.ready)]
-        self._put_shared(range(len(self._workers)), wanted)
-
-    def _put_shared(self, workers: Iterable[int], kernels: Sequence[int], *, urgent: bool = False) -> None:
-        """Queue kernels that several processes compile for one cache; each process starts with its own part."""
-        for size in compile_order(kernels, *self.compile_order):
-            for local_index in workers:
-                self._put(local_index, size, urgent=urgent)
+        for size in wanted:
+            for local_index in range(len(self._workers)):
+                self._put(local_index, size)
 
     def ask(self, sizes: Sequence[int], current: Sequence[int]) -> None:
         """Compile the kernels for `sizes` next, in the background; cancels an earlier request, unless its compile has
@@ -253,7 +243,8 @@ class Kernels:
                 if self.splittable and not self.deterministic:
                     found = self._few(size, {*ready, *self.compiled.buckets}, self.min_microbatches)
                 missing = set(found or self.fixed_microbatches(size)) - ready.keys()
-                self._put_shared([local_index], sorted(missing, reverse=True), urgent=True)
+                for needed in sorted(missing, reverse=True):
+                    self._put(local_index, needed, urgent=True)
 
     def _put(self, local_index: int, size: int, *, urgent: bool = False) -> None:
         if size not in self.compiled.ready[local_index]:
@@ -261,15 +252,17 @@ class Kernels:
             self._compiler.put(KernelJob(local_index, size), urgent=urgent)
 
     def _evict(self, local_index: int) -> None:
-        """Drop the kernels that a worker does not need. Called between steps only, by their thread.
+        """Drop the kernels that no worker at a worker's place needs. Called between steps only, by their thread.
 
         Keeps what the next steps may use: also the requested size, which this process may have announced as ready.
         """
         buckets, ready = self.compiled.buckets, self.compiled.ready[local_index]
         if self.splittable and not (1 in buckets and buckets <= ready.keys()):
             return  # sizes may still need these kernels until the buckets are complete
-        worker = self._workers[local_index]
-        needed = {*buckets, *worker.microbatches, worker.current, worker.asked, worker.own}
+        needed = set(buckets)
+        for worker, of_worker in zip(self._workers, self.compiled.ready, strict=True):
+            if of_worker is ready:
+                needed |= {*worker.microbatches, worker.current, worker.asked, worker.own}
         spare = [size for size in ready if size not in needed]  # the oldest first
         for size in spare[: max(0, len(spare) - _KEPT)]:
             self.compiled.drop(local_index, size)
@@ -284,13 +277,6 @@ class Kernels:
     def warm(self) -> bool:
         """Whether all requested kernels are compiled."""
         return self._compiler.idle
-
-    @property
-    def buckets_compiled(self) -> tuple[int, int]:
-        """(Compiled kernels of the worker with fewest, number it will have). May be read from any thread."""
-        compiled = min(map(len, self.compiled.ready))
-        waiting = Counter(job.local_index for job in self._compiler.unfinished() if isinstance(job, KernelJob))
-        return compiled, compiled + max(waiting.values(), default=0)
 
     @thread_status("waiting for kernels", compiles=True)
     def finish(self) -> None:

@@ -45,7 +45,6 @@ class MemoryBound:
 
     def __init__(self, left: Callable[[], float], note: Callable[[str], None]):
         self._find_left, self._note = left, note
-        self._admitted = 0  # examples of the largest kernel that fits
         self.largest: int | None = None
 
     def allows(self, size: int) -> bool:
@@ -63,7 +62,6 @@ class MemoryBound:
     def admit(self, size: int, nbytes: int | None) -> bool:
         """Return whether a compiled kernel of `size` examples and `nbytes` may be used; if not, lower the bound."""
         if nbytes is None or size == 1 or self.fits(nbytes):
-            self._admitted = max(self._admitted, size if nbytes is not None else 0)
             return True
         # Part of the memory does not grow with the examples, so this is too large. Then the next kernel is judged.
         self._lower(
@@ -76,13 +74,11 @@ class MemoryBound:
         """Lower the bound below `size` examples, which ran out of memory. Returns whether that is possible."""
         if size <= 1:
             return False
-        if self._admitted > size // 2:  # it seemed to fit
-            self._admitted = 0
         self._lower(size // 2, f"{size} ran out of memory: {why}")
         return True
 
     def _lower(self, size: int, why: str) -> None:
-        self.largest = max(self._admitted, 1 << (size.bit_length() - 1))
+        self.largest = 1 << (size.bit_length() - 1)
         text = f"this process runs at most {self.largest} examples in one microbatch: {why}."
         _log.warning("%s", text)
         self._note(text)

@@ -16,12 +16,6 @@ from adaptive.runtime.segment import Address, Feed, SegmentFunction, segment_fun
 
 from .compiled import Kernel, compile_kernel, with_constants
 from .constants import Constants
-from .memory_bound import ran_out_of_memory
-
-_COMPILED = (
-    "Memory ran out while XLA compiled a part of the step that does not depend on the batch size, such as the update "
-    "of the state. It needs less memory with an optimizer that holds less, or on a device with more."
-)
 
 
 class Programs(dict[tuple[str, int, int], Kernel]):
@@ -61,18 +55,12 @@ class Programs(dict[tuple[str, int, int], Kernel]):
             job()
 
     def _compile(self, kind: str, level: int) -> None:
-        name, found = self._label + (kind if kind == "final" else f"{kind}_{level}"), dict[int, Kernel]()
-        for local_index, placement in enumerate(self._placements):
-            first = self._placements.index(placement)  # the first worker there, whose program the others share
-            if first == local_index:
-                try:
-                    found[first] = compile_kernel(self.calls[kind, level, first], placement, name)
-                except jax.errors.JaxRuntimeError as error:
-                    if ran_out_of_memory(error):  # compilers of accelerators allocate memory to try programs out
-                        error.add_note(_COMPILED)
-                    raise
-            found[local_index] = found[first]
-        self.update({(kind, level, local_index): kernel for local_index, kernel in found.items()})
+        name = self._label + (kind if kind == "final" else f"{kind}_{level}")
+        kernels: dict[Placement, Kernel] = {}  # workers of one place share a program
+        for local_index, place in enumerate(self._placements):
+            if place not in kernels:
+                kernels[place] = compile_kernel(self.calls[kind, level, local_index], place, name)
+            self[kind, level, local_index] = kernels[place]
 
 
 def _sums(plan: Plan, layouts: Sequence[Layout]) -> dict[tuple[str, int], SegmentFunction]:
@@ -83,13 +71,10 @@ def _sums(plan: Plan, layouts: Sequence[Layout]) -> dict[tuple[str, int], Segmen
             ("part", number, j): part for number in plan.sent_at(level) for j, part in enumerate(layouts[number].parts)
         }
         if sent:
-            shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent.values()]
+            shapes, results = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in sent.values()], tuple(sent)
+            add = _adder([p.op for p in sent.values()])
             found["add", level] = SegmentFunction(
-                _adder([p.op for p in sent.values()]),
-                (*sent, *sent),
-                (*shapes, *shapes),
-                tuple(sent),
-                len(sent),
+                *(add, (*results, *results), (*shapes, *shapes), results, len(sent)),
                 result_shapes=tuple(p.shape for p in sent.values()),
             )
     return found

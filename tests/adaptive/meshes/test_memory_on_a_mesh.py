@@ -97,18 +97,3 @@ def test_explain_counts_what_is_on_one_device():
         assert needed["batches"] == 2 * 8 * WIDTH * 4
         assert needed["parts of messages"] == pytest.approx(3 * WHOLE // 4, abs=200)
         assert "for each device of a worker" in program.explain()
-
-
-def test_a_large_leaf_that_is_not_on_the_mesh_is_noted():
-    mesh = mesh_of()
-
-    def with_table(state, batch):
-        model, metrics = driver(state["model"], batch)
-        return {"model": model, "table": 0.5 * state["table"]}, metrics
-
-    table = jnp.ones((WIDTH, WIDTH))
-    with comm.SoloWorld(mesh=mesh) as world:
-        for leaf, noted in [(table, True), (jax.device_put(table, NamedSharding(mesh, P())), False)]:
-            with build(with_table, {"model": state_on(mesh), "table": leaf}, DATA, 16, world=world) as program:
-                notes = [note for note in program.step().notes if "not on the mesh" in note]
-                assert [note[:30] for note in notes] == ["state['table'] (0.3 MB) is not"] * noted

@@ -103,7 +103,7 @@ def send(layout, values, weights):
 
 def unpacked(layout, parts, numbers, taking_part=None):
     there = jnp.ones(layout.capacity, bool) if taking_part is None else jnp.array(taking_part)
-    return [x for (x,) in unpack(layout, parts, dict.fromkeys(numbers, 1), worker=0, taking_part=there)]
+    return list(map(unpack(layout, parts, worker=0, taking_part=there), numbers))
 
 
 @dataclass

@@ -45,32 +45,23 @@ def test_a_folder_that_is_set_up_already_is_left_alone(home):
     assert list(home.iterdir()) == []
 
 
-def refused(match):
+@pytest.mark.parametrize("whose", ["others may write", "another user", "a link to one that others may write to"])
+def test_a_folder_that_is_not_the_users_own_is_not_used(home, whose, monkeypatch, tmp_path_factory):
+    share_compilations()
+    own = Path(folder())
+    if whose == "others may write":
+        own.chmod(0o702)
+    elif whose == "another user":
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    else:
+        foreign = tmp_path_factory.mktemp("foreign")
+        foreign.chmod(0o777)
+        own.rmdir()
+        own.symlink_to(foreign)
     jax.config.update("jax_compilation_cache_dir", None)
-    with pytest.warns(CompilationCacheWarning, match=match):
+    with pytest.warns(CompilationCacheWarning, match="others may write to"):
         share_compilations()
     assert folder() is None
-
-
-def test_a_folder_that_others_may_write_to_is_not_used(home):
-    share_compilations()
-    os.chmod(folder(), 0o702)
-    refused("others may write to")
-
-
-def test_nor_one_of_another_user(home, monkeypatch):
-    share_compilations()
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    refused("others may write to")
-
-
-def test_nor_a_link_to_one(home, tmp_path_factory):
-    foreign = tmp_path_factory.mktemp("foreign")
-    foreign.chmod(0o777)
-    share_compilations()
-    Path(folder()).rmdir()
-    Path(folder()).symlink_to(foreign)
-    refused("others may write to")
 
 
 def test_without_a_home_there_is_no_cache(home, monkeypatch):

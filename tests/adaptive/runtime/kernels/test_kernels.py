@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from adaptive.runtime.kernels import KernelOptions, Kernels
 from adaptive.runtime.kernels import compiled as _compiled
-from adaptive.runtime.kernels.cache import compile_order
 from adaptive.runtime.kernels.kernels import _KEPT as KEPT
 from adaptive.runtime.placement import Placement
 from adaptive.runtime.segment import SegmentFunction
@@ -43,7 +42,6 @@ def make(monkeypatch):
         largest_microbatch=None,
         splittable=True,
         deterministic=False,
-        compile_order=(0, 1),
         trace=trace,
         devices=None,
         **more,
@@ -53,7 +51,7 @@ def make(monkeypatch):
             list(map(Placement, devices or jax.local_devices()[:workers])),
             splittable=splittable,
             **more,
-            options=KernelOptions(largest_microbatch, deterministic, compile_order=compile_order),
+            options=KernelOptions(largest_microbatch, deterministic),
         )
         HeldCompiler(kernels)
         return kernels
@@ -152,16 +150,6 @@ def test_a_size_that_cannot_be_made_is_asked_for_once(make):
     assert other._compiler.asked == [(0, 2)]  # of the buckets, not one of its own
 
 
-def test_ranks_that_share_a_cache_begin_at_different_buckets():
-    buckets = [32, 16, 8, 4, 2, 1]
-    orders = [compile_order(buckets, rank, 3) for rank in range(3)]
-    assert all(sorted(order) == sorted(buckets) for order in orders)
-    assert sorted(r for order in orders for r in order[:2]) == sorted(buckets)
-    assert compile_order(buckets, 0, 1) == buckets
-    assert sorted(compile_order([2, 1], 5, 8)) == [1, 2]
-    assert compile_order([], 1, 4) == []
-
-
 # --- the cache of a core ----------------------------------------------------------------------------------------------
 
 
@@ -187,12 +175,6 @@ def test_the_cache_does_not_bound_microbatches_of_large_gradients_and_determinis
     kernels.compiled.temporaries = 256, 64 << 20
     kernels._compiler.compile()
     assert kernels.choose(0, 256) == (256,)
-
-
-def test_a_batch_above_microbatch_runs_in_several(make):
-    kernels = warmed(make(largest_microbatch=16), 40)
-    assert kernels.choose(0, 40) == (16, 16, 8)
-    assert kernels.choose(0, 40, at_least=4) == (8, 8, 8, 8, 8)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
@@ -267,15 +249,6 @@ def test_sizes_that_can_be_composed_are_composed(size, others, microbatch, min_m
             assert max(microbatches) <= (microbatch or wanted)
             if number == 0 or kernels.makes_all:
                 assert len(microbatches) >= min(wanted, min_microbatches)
-
-
-# --- the fewest microbatches -----------------------------------------------------------------------------------------
-
-
-def test_deterministic_microbatches_depend_on_the_size_alone(make):
-    kernels = warmed(make(deterministic=True), 40)
-    assert [kernels.choose(0, size) for size in (40, 24, 7)] == [(32, 8), (16, 8), (4, 2, 1)]
-    assert kernels._compiler.asked == []
 
 
 # --- what a step asks -------------------------------------------------------------------------------------------------

@@ -37,13 +37,6 @@ def test_the_largest_power_of_two_that_fits_is_found(asked, fixed, fits):
     assert memory.allows(2 * fits) == (found == asked)
 
 
-def test_a_kernel_that_fits_stays_allowed_when_a_larger_one_does_not():
-    memory, _ = bound()
-    assert memory.admit(90, 900)
-    assert not memory.admit(128, 1900)  # scaled, 67 would fit
-    assert memory.largest == 90
-
-
 def test_a_single_example_and_a_kernel_of_unknown_memory_are_always_tried():
     memory, notes = bound()
     assert memory.admit(1, 5000)
