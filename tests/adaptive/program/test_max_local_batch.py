@@ -173,16 +173,6 @@ def test_an_example_for_which_nothing_can_be_compiled_ends_the_run(fails_to_comp
         program.step()
 
 
-def test_an_update_that_cannot_be_compiled_for_lack_of_memory_is_named(monkeypatch):
-    def fails(*_):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-    monkeypatch.setattr("adaptive.runtime.kernels.programs.compile_kernel", fails)
-    with built() as program, pytest.raises(jax.errors.JaxRuntimeError) as found:
-        program.step()
-    assert any("the update of the state" in note for note in found.value.__notes__)
-
-
 class Fails:
     """A final segment that runs out of memory."""
 
