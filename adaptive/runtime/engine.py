@@ -67,13 +67,12 @@ class Engine:
         """Compile the programs of every step, and the kernels for the first sizes of this process's workers, by local
         index. `of_all`: the first sizes of all workers; required with several processes.
         """
-        start, whole, of_all = time.perf_counter(), Microbatches(), sizes if self.world.processes == 1 else of_all
-        jobs: list[Callable[[], object]] = [*self.context.programs.jobs()]
-        jobs.append(partial(self.kernels.require_first, sizes))
-        if self.fused is not None and of_all:
-            whole = self.fused.microbatches_of(of_all)
-            if whole and self.fused.waits:
-                jobs.append(partial(self.fused.compile, whole))
+        start, fused = time.perf_counter(), self.fused
+        of_all = sizes if self.world.processes == 1 else of_all
+        whole = Microbatches() if fused is None or not of_all else fused.microbatches_of(of_all)
+        jobs: list[Callable[[], object]] = [*self.context.programs.jobs(), partial(self.kernels.require_first, sizes)]
+        if fused is not None and whole and fused.waits:
+            jobs.append(partial(fused.compile, whole))
         side_by_side(jobs, most=n_cores())
         self.kernels.compiled.counters.waited_seconds += time.perf_counter() - start
         if whole:

@@ -49,18 +49,14 @@ class HostStep:
         """Build the schedule for a step."""
         ctx = self._ctx
         if given is None:
-            given = [
-                ctx.kernels.choose(i, r.batch_size, ctx.min_microbatches_of(r.batch_size, r.global_batch))
-                for i, r in enumerate(readings)
-            ]
+            at_least = self._at_least(readings)
+            given = [ctx.kernels.choose(i, r.batch_size, at_least[i]) for i, r in enumerate(readings)]
         self._schedule = None  # frees what it holds
         jax.block_until_ready(ctx.workers.committed)
         return Schedule(ctx, given, readings, share.batches)
 
-    def _ask_for_own_kernels(self, readings: Sequence[Reading]) -> None:
-        for i, r in enumerate(readings):
-            at_least = self._ctx.min_microbatches_of(r.batch_size, r.global_batch)
-            self._ctx.kernels.ask_for_own(i, r.batch_size, at_least)
+    def _at_least(self, readings: Sequence[Reading]) -> list[int]:
+        return [self._ctx.min_microbatches_of(r.batch_size, r.global_batch) for r in readings]
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
@@ -84,7 +80,8 @@ class HostStep:
             self._schedule = schedule
         self._stayed += 1
         if self._stayed == OWN_KERNEL_AFTER and microbatches is None:
-            self._ask_for_own_kernels(readings)
+            for i, at_least in enumerate(self._at_least(readings)):
+                ctx.kernels.ask_for_own(i, readings[i].batch_size, at_least)
         seconds, sent, failed = list(schedule.seconds), list[int](), None
         try:
             schedule.begin(readings, share.batches)
@@ -130,8 +127,8 @@ class HostStep:
         """Exchange the messages of a level, and add their numbers to `sent`. Return one that is not finite, if any."""
         ctx, arrived, activity = self._ctx, [], self._ctx.activity
         # The previous step's update must have finished reading the receive buffers before they are overwritten.
-        if schedule.waits_for_update:
-            jax.block_until_ready(ctx.workers.committed)
+        for array in ctx.workers.committed:
+            array.block_until_ready()
         activity.now = EXCHANGING
         activity.marks.append((EXCHANGING, time.perf_counter(), ctx.world.waited))
         for message in level.messages:

@@ -26,7 +26,7 @@ from adaptive.operators.sources import FIXED, Reading
 from .kernels import Kernel
 from .kernels.microbatches import Microbatches
 from .message import neutral_parts
-from .segment import FLOATS, INTS, START, Address, final_results
+from .segment import FLOATS, INTS, START, Address
 
 if TYPE_CHECKING:
     from .step_context import StepContext
@@ -111,8 +111,6 @@ class Schedule:
         places of local leaves, which a worker without examples keeps.
       seconds: by local index, 0; NaN for a worker without examples.
       frees: everything of the step but the state; dropped when it ends.
-      waits_for_update: whether a step's first parts may be ready before the update of the step before is done. If a
-        kernel of every worker reads a leaf that the update computes, they are not.
     """
 
     def __init__(
@@ -130,11 +128,6 @@ class Schedule:
         self._batches = [batch for worker in workers for batch in worker.batches]
         self._fed = [fed for worker in workers for fed in worker.fed]
         self.frees = [place for worker in workers for place in worker.frees]
-        updated, kernel = set(final_results(plan)), ctx.kernels.kernel
-        self.waits_for_update = 0 not in plan.microbatches or any(
-            not of_worker or updated.isdisjoint(kernel(i, of_worker[0], 0).call.arguments)
-            for i, of_worker in enumerate(microbatches)
-        )
         self._is_new = True  # its vectors are those of the first step
         # Sources that change from step to step, and their places in the vectors.
         self._changing = [

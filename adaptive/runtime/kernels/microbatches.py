@@ -36,20 +36,16 @@ def fewest(size: int, compiled: Iterable[int], at_least: int = 1) -> Microbatche
     """
     top = -(-size // at_least)
     known = sorted((k for k in compiled if k <= top), reverse=True)
-    found = [ways for k in known if (ways := _repeated(size, k, known)) is not None]
-    powers, rest = list[int](), size
+    found, powers, rest = list[Microbatches](), list[int](), size
     for k in known:
+        if not size % k or size % k in known:
+            found.append((k,) * (size // k) + (size % k,) * bool(size % k))
         if k & (k - 1) == 0:
             powers += [k] * (rest // k)
             rest %= k
     if rest == 0:
         found.insert(0, tuple(powers))  # of equally many, powers of two
     return min(found, key=len, default=None)
-
-
-def _repeated(size: int, k: int, compiled: Collection[int]) -> Microbatches | None:
-    times, rest = divmod(size, k)
-    return None if rest and rest not in compiled else (k,) * times + ((rest,) if rest else ())
 
 
 def by_size_alone(size: int, at_least: int, largest_microbatch: int | None, *, resizable: bool) -> Microbatches:

@@ -130,7 +130,7 @@ def test_single_precision_in_a_message_of_doubles_overflows_where_it_is_single_a
 def test_a_division_that_overflows_is_seen():
     assert passes([contribution()], [[1e30], [1e30]], 1e-30)
     layout = lay_out([contribution()], capacity=1, status=3)
-    parts = [jnp.array([1e20, 1, 1e-20, 0, 0, 0], np.float32)]  # numerators, their weight, the status
+    parts = [jnp.array([1e15, 1, 1e-30, 0, 0, 0], np.float32)]  # numerators, their weight, the status
     assert [FiniteCheck(layout, p).passes(parts) for p in ("cpu", "gpu")] == [False, False]
 
 
