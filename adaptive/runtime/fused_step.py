@@ -130,11 +130,7 @@ class FusedStep:
             for number in [] if self._programs else self._sent:  # a first host step may come much later
                 parts = self._ctx.layouts[number].parts
                 self._mesh.prepare([jax.ShapeDtypeStruct(p.shape, p.dtype) for p in parts], [p.op for p in parts])
-            program, memory = FusedProgram(self._ctx, self._arrays, microbatches), self._ctx.kernels.memory
-            nbytes = 0 if memory is None else bytes_of([program.run], 0) or 0
-            if memory is not None and not memory.fits(nbytes):
-                raise OutOfMemoryError(f"it needs {nbytes >> 20} MiB, more than is left")
-            self._programs[microbatches] = program
+            self._programs[microbatches] = self._fitting(FusedProgram(self._ctx, self._arrays, microbatches))
         except ReferenceError:  # the program was closed and freed meanwhile
             return
         except Exception as error:
@@ -145,6 +141,14 @@ class FusedStep:
         for old in list(self._programs)[:-_PROGRAMS]:
             if old != self._microbatches:
                 del self._programs[old]
+
+    def _fitting(self, program: FusedProgram) -> FusedProgram:
+        """Return the program. Raises an OutOfMemoryError if it would not fit the memory."""
+        memory = self._ctx.kernels.memory
+        nbytes = 0 if memory is None else bytes_of([program.run], 0) or 0
+        if memory is not None and not memory.fits(nbytes):
+            raise OutOfMemoryError(f"it needs {nbytes >> 20} MiB, more than is left")
+        return program
 
     def _give_up(self, why: str) -> None:
         """Take all further steps as host steps. Replicated."""
