@@ -390,11 +390,12 @@ HIDDEN = "nothing that follows from it shows it"
         (scaled_by(lambda w, b: jnp.where(maxima(w, b)[0] > 1e6, 0.1, 0.2)), W, HIDDEN),
         (scaled_by(lambda w, b: jnp.where(ad.num_workers() > 99, 0.1, 0.2)), W, "the step reads ad.num_workers()"),
         (scaled_by(lambda w, b: jnp.nan), W, "state is not finite"),
+        (scaled_by(lambda w, b: 0.0), W, "the state does not change"),
         (without_examples, W, "are 0 in all trials"),
         (by_bits, W, "cannot be computed in double precision: bitcast_convert_type"),
         (lambda s, b: (s + 1, {"sizes": comm.all_gather(ad.batch_size())}), 0, "do not depend on examples"),
     ],
-    ids=["chaos", "cancels", "a comparison", "workers", "not finite", "skipped", "bits", "no examples"],
+    ids=["chaos", "cancels", "a comparison", "workers", "not finite", "no rate", "skipped", "bits", "no examples"],
 )  # fmt: skip
 def test_what_is_not_known_is_said_with_the_reason(driver, state, text):
     found = check(driver, state, global_batch=8)
