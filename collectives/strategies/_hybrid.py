@@ -20,7 +20,7 @@ class Hybrid(NamedTuple):
     then: Any
 
 
-def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Strategy:
+def hybrid(first: Strategy, then: Strategy) -> Strategy:
     """Return a strategy that runs `first` until a hook sets `synchronous=True`, and then `then`.
 
     The switch needs no compilation and no waiting: both strategies are in the driver, and each step sends only the
@@ -38,14 +38,12 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     Args:
       first: a strategy with one gradient per step and a replicated model: `model_averaging` or `synchronous`.
       then: another such strategy.
-      name: name of the hyperparameter, for drivers with more than one `hybrid`.
 
     Returns:
       A `Strategy`. Its state holds both states.
 
     Raises:
-      CollectiveError: an argument is not a strategy, its step is a round, or its model is not replicated; or `name` is
-        not an identifier.
+      CollectiveError: an argument is not a strategy, its step is a round, or its model is not replicated.
 
     References:
       Mai et al. 2020, "KungFu: Making training in distributed machine learning adaptive", OSDI; its
@@ -53,17 +51,12 @@ def hybrid(first: Strategy, then: Strategy, *, name: str = "synchronous") -> Str
     """
     for strategy in (first, then):
         _check(strategy)
-    if not (isinstance(name, str) and name.isidentifier()):
-        raise error(
-            "hybrid",
-            f"name={name!r} must be an identifier, because control.set_hyperparameters(…) takes it as a keyword.",
-        )
 
     def init(params: Any) -> Hybrid:
         return Hybrid(first.init(params), then.init(params))
 
     def later() -> jax.Array:
-        return ad.hyperparameter(name, False)
+        return ad.hyperparameter("synchronous", False)
 
     def update(state: Hybrid, grads: Any, when: jax.Array | None) -> tuple[Hybrid, Any]:
         on = later()

@@ -100,6 +100,18 @@ def test_if_no_contribution_is_finite_the_step_raises():
         program.step()
 
 
+def test_values_are_rounded_as_asked():
+    def driver(params, batch):
+        own = 1 + 2.0**-10 + 0 * batch["x"].sum() + jnp.zeros(100)  # between two numbers of the format
+        return params, {
+            r: comm.all_reduce(own, op="sum", wire="bfloat16", rounding=r) for r in ("nearest", "stochastic")
+        }
+
+    metrics = built(driver).step().metrics
+    assert {*np.asarray(metrics["nearest"]).tolist()} == {len(SIZES)}
+    assert len({*np.asarray(metrics["stochastic"]).tolist()}) > 1
+
+
 @pytest.mark.parametrize(("value", "microbatch"), [(60_000.0, 2), (1e-3, None)])
 def test_a_mean_in_float16_reaches_as_far_as_its_values(value, microbatch):
     """What travels is of the mean's magnitude, and not the sum over examples, which float16 would not hold."""

@@ -7,7 +7,6 @@ import jax
 from adaptive import DisagreementError, WorkerError
 from collectives.worlds.base import Lifetime
 
-from .operations import Operation
 from .tcp_tree import TCPTree, TCPTreeError
 from .transport import FailureReported, Transport
 
@@ -24,11 +23,6 @@ class JaxTransport(Transport):
         super().__init__(lifetime, tree.lock, tree.threads)
         self.comm, self.sum = tree, tree.sum
         self.rank, self.processes = tree.rank, tree.processes
-
-    def settle(self, operation: Operation, error: Exception | None) -> bool:
-        """Raise `error`: without MPI, no process survives the loss of another."""
-        assert error is not None, "only failed attempts are settled"
-        raise error
 
     def translate_error(self, error: BaseException) -> None:
         """Raise a WorkerError in place of an error of the tree or of XLA. Closes the tree if other processes may still

@@ -69,8 +69,6 @@ class MPITransport(Transport):
     def settle(self, operation: Operation, error: Exception | None) -> bool:
         """Agree whether all have completed an attempt, and repair the group if not: see `Transport.settle`."""
         if error is not None:
-            if not self.survives:
-                raise error
             with suppress(self.mpi.Exception):
                 self.comm.Revoke()
         # Every failed attempt leads here, whatever the error, because the others may have completed the operation.

@@ -130,6 +130,8 @@ class Transport(ABC):
                             operation.intents = self.comm.allgather(self.intent(operation))
                     except Exception as lost:  # not only MPI's: data from a process that died may not unpickle
                         error = lost
+                    if error is not None and not self.survives:
+                        raise error
                     unsettled = self.survives and operation.agreed and operation.intents is None
                     completed = (error is None and not unsettled) or self.settle(operation, error)
                 self.completed += 1
@@ -200,15 +202,15 @@ class Transport(ABC):
         self.lifetime.check_open()
         self.threads.setdefault(get_ident(), current_thread().name)
 
-    @abstractmethod
     def settle(self, operation: Operation, error: Exception | None) -> bool:
         """Agree with the other processes whether an attempt at an operation succeeded, since some may be lost.
 
         Returns whether the operation is completed; if not, `survivors` is set, and it must be performed again.
 
         Raises:
-          Exception: `error` of this process's attempt, if losses are not survived, or no process was lost.
+          Exception: `error` of this process's attempt, if no process was lost.
         """
+        raise NotImplementedError  # of transports that do not survive losses
 
     def continue_with_survivors(self, operation: Operation) -> None:  # noqa: B027  (not all survive losses)
         """Continue with the survivors of a loss, all or raise MembersChanged."""

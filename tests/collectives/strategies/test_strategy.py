@@ -211,7 +211,6 @@ def test_evaluate_uses_the_strategys_model():
         (lambda: sync.hybrid(BY_ONE[1], optax.sgd(1.0)), r"is not a strategy"),
         (lambda: sync.hybrid(BY_ONE[3], BY_ONE[0]), r"local_steps takes several local steps per step"),
         (lambda: sync.hybrid(BY_ONE[2], BY_ONE[0]), r"pair_averaging has no replicated model"),
-        (lambda: sync.hybrid(BY_ONE[1], BY_ONE[0], name="no name"), r"'no name' must be an identifier"),
     ],
 )
 def test_meaningless_arguments_are_refused(make, text):

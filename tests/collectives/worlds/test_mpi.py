@@ -6,13 +6,11 @@ import sys
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import collectives as comm
 from adaptive.base.channel import PartSpec, SentMessage
-from adaptive.base.errors import DisagreementError
 from collectives.worlds.transport.mpi_transport import PIECE_BYTES
 
 pytestmark = [pytest.mark.ranks, pytest.mark.on_ranks(2)]
@@ -58,20 +56,6 @@ def test_on_the_first_cpu_results_are_the_buffers_that_mpi_wrote(world):
         addresses.append([part.unsafe_buffer_pointer() for part in results[0]])
     assert addresses == [addresses[0]] * 4  # one set of them
     assert all(address % 64 == 0 for address in addresses[0])
-
-
-def test_ranks_in_different_eager_collectives_raise(world):
-    if world.processes == 1:
-        return
-    with pytest.raises(
-        DisagreementError, match=r"(?s)different collectives.*rank 0: all_gather of.*float32.*test_mpi.py"
-    ):
-        comm.all_gather(1.0) if world.rank == 0 else comm.all_reduce(1.0, op="max")
-    for n in (2, 3):
-        comm.all_reduce(jnp.zeros(n), op="sum")
-    with pytest.raises(DisagreementError, match="different collectives"):
-        comm.all_reduce(jnp.zeros(2 + world.rank % 2), op="sum")  # all ranks know both, one by one
-    assert float(comm.all_reduce(1.0, op="sum")) == world.size
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------

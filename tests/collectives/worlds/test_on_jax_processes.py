@@ -162,21 +162,6 @@ def test_a_reduction_that_cannot_be_compiled_fails_before_the_frame(world):
             send_odd()
 
 
-def test_small_parts_that_are_reduced_alike_travel_as_one(world):
-    row = [
-        jax.device_put(x) for x in (np.ones(3, np.float32), np.float32(2), np.ones((2, 2), np.float32), np.arange(4))
-    ]
-    ops = ["sum", "sum", "max", "sum"]  # two of one kind, and two of others
-    joined = world.sharded.join([row], ops)
-    options = {"ops": joined.ops, "scalar": joined.scalar}
-    lowered = world.sharded._reduce.lower(joined.arrays, joined.by_step, **options).as_text()
-    assert lowered.count("stablehlo.all_reduce") == 4  # and one that looks for NaNs
-    results, _ = world.exchange(SentMessage([[jnp.zeros(0), *row]], np.zeros(0, np.float32)), ["sum", *ops])
-    expected = [np.full(3, world.size), 2 * world.size, np.ones((2, 2)), world.size * np.arange(4)]
-    for found, wanted in zip(results[0][1:], expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
-
-
 def test_a_checkpoint_is_written_and_read(world, tmp_path_factory):
     folder = world.all_gather_bytes(str(tmp_path_factory.mktemp("kept")).encode())[0].decode()
     with build(descend, 0.0, make_data(), 8, world=world) as program:
