@@ -46,6 +46,14 @@ def coming(door, *processes):
             thread.join(limit(30))
 
 
+def test_processes_with_the_key_are_let_in_in_the_order_of_their_ranks(door):
+    with coming(door, (2, KEY), (1, KEY)) as results:
+        admitted = tcp_tree._admit(door, KEY, [1, 2])
+        assert list(admitted) == [1, 2]
+        admitted[1].send_bytes(b"hello")
+    assert results[1].recv_bytes() == b"hello"
+
+
 def test_a_process_that_does_not_connect_or_has_another_key_is_named(door, monkeypatch):
     monkeypatch.setattr(tcp_tree, "_SECONDS_TO_CONNECT", 0.2)
     with (
@@ -184,7 +192,12 @@ def test_where_not_all_processes_come_or_xla_cannot_connect_them_there_is_a_laun
     with pytest.raises(LaunchError, match=r"cannot be connected: no gloo\. On CPUs, call"):
         tcp_tree._of_everyone(b"here")
     come = threading.Event()
-    monkeypatch.setattr(jax, "make_array_from_single_device_arrays", lambda *_: come.wait())
+
+    def waits(*_):
+        come.wait(limit(20))
+        raise RuntimeError
+
+    monkeypatch.setattr(jax, "make_array_from_single_device_arrays", waits)
     monkeypatch.setattr(tcp_tree, "SECONDS_TO_COME", 0.01)
     with pytest.raises(LaunchError, match=r"not all 1 processes .* within 0.01 s"):
         tcp_tree._of_everyone(b"here")
