@@ -13,24 +13,10 @@ from typing import Any
 
 import click
 
+from . import mpirun
 from .ending import LAUNCHER
 from .job import Job
-from .mpirun import (
-    Host,
-    UsageError,
-    answering,
-    ask,
-    binding,
-    clean,
-    find,
-    line,
-    listed_hosts,
-    named_hosts,
-    on_hosts,
-    program,
-    settings,
-    split,
-)
+from .mpirun import Host, UsageError
 from .resources import BIND, CORES, GPUS, THREADS, cores, cpu_quota, usable
 from .restarts import Restarts
 from .verdict import say
@@ -50,7 +36,7 @@ class _RunCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args:
             args = ["--help"]
-        options, words = split(args)
+        options, words = mpirun.split(args)
         known = {name: option for option in self.get_params(ctx) for name in option.opts}
         ours: list[str] = []
         theirs: list[str] = []
@@ -139,12 +125,12 @@ def run(
     program, whatever mpirun does.
     """
     try:
-        mpi = ask(launcher) if launcher else find()
+        mpi = mpirun.ask(launcher) if launcher else mpirun.find()
         each = gpus_per_host or 1
-        where = named_hosts(",".join(hosts_), each) if hosts_ else []
-        where += listed_hosts(hostfile, each) if hostfile else []
-        on_hosts(mpi, where)  # raises if the launcher's option is unknown
-        command = program(words)
+        where = mpirun.named_hosts(",".join(hosts_), each) if hosts_ else []
+        where += mpirun.listed_hosts(hostfile, each) if hostfile else []
+        mpirun.on_hosts(mpi, where)  # raises if the launcher's option is unknown
+        command = mpirun.program(words)
         runs_here = not where and not any(option in _ELSEWHERE for option in options)
         if runs_here and words[0].endswith(".py") and not Path(words[0]).exists():  # one error instead of one a rank
             raise UsageError(f"there is no {words[0]} in {Path.cwd()}.")
@@ -155,13 +141,13 @@ def run(
     if one_per:
         say(f"-n is not given: starting {chosen} ranks, one per {one_per}.")
     elsewhere = bool(where) or any(map(os.environ.get, _BATCH_SYSTEMS))  # then mpirun knows the slots
-    how = binding(options, os.environ)
+    how = mpirun.binding(options, os.environ)
     if not elsewhere and how == BIND and chosen > here:
         say(f"{chosen} ranks on {here} cores: the cores are oversubscribed.")
     ours = {} if gpus_per_host is None else {GPUS: str(gpus_per_host)}
     if how:
         ours[CORES] = f"{how} {chosen}"
-    extra = {**ours, **settings(mpi, options, os.environ)}
+    extra = {**ours, **mpirun.settings(mpi, options, os.environ)}
     placing: list[str] = []
     if mpi.name == "Open MPI":  # MPICH's launcher binds nothing, and allows more ranks than slots, by default
         placing += ["--oversubscribe"] if oversubscribe or (how and not elsewhere) else []
@@ -170,8 +156,9 @@ def run(
     forwarded = [LAUNCHER, *ours, *(theirs if where else [])]  # ranks on this host inherit all variables
 
     def on(there: Sequence[Host]) -> list[str]:
-        ranks_there = chosen if there == where else min(chosen, sum(host.slots for host in there))
-        return line(mpi, ["-n", str(ranks_there), *on_hosts(mpi, there), *placing, *options], command, forwarded)
+        n = chosen if there == where else min(chosen, sum(host.slots for host in there))
+        given = ["-n", str(n), *mpirun.on_hosts(mpi, there), *placing, *options]
+        return mpirun.line(mpi, given, command, forwarded)
 
     def in_words(whole: Sequence[str]) -> str:
         return shlex.join([*(["env", *(f"{name}={value}" for name, value in extra.items())] if extra else []), *whole])
@@ -179,7 +166,7 @@ def run(
     if show:
         click.echo(in_words(on(where)))
         return
-    environ = {**clean(), **extra}
+    environ = {**mpirun.clean(), **extra}
     starts, again, there = Restarts(restarts), True, where
     while again:
         whole = on(there)
@@ -189,7 +176,7 @@ def run(
         if said:
             say(said)
         if again and len(where) > 1:
-            there = answering(mpi, where, environ) or where
+            there = mpirun.answering(mpi, where, environ) or where
             if silent := [host.name for host in where if host not in there]:
                 say(f"goes on without {', '.join(silent)}, which did not answer.")
     raise SystemExit(end.code)

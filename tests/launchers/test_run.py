@@ -12,22 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from launchers import mpirun
 from launchers import run as running
-from launchers.mpirun import (
-    RANK,
-    Host,
-    Implementation,
-    UsageError,
-    answering,
-    clean,
-    find,
-    line,
-    listed_hosts,
-    named_hosts,
-    program,
-    settings,
-    split,
-)
+from launchers.mpirun import RANK, Host, Implementation, UsageError, clean, find, line, settings
 from launchers.rank import run as run_in_rank
 from launchers.resources import GPUS, THREADS, cores, cpu_quota, see_own_gpus, take_cores, usable
 from tests.mpirun import ROOT
@@ -51,7 +38,7 @@ MPICH = Implementation("mpiexec", "MPICH", (4, 2))
     ],
 )
 def test_where_the_program_begins(words, options, rest):
-    assert split(words.split()) == (options.split(), rest.split())
+    assert mpirun.split(words.split()) == (options.split(), rest.split())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +54,7 @@ def test_where_the_program_begins(words, options, rest):
     ],
 )
 def test_commands_that_ranks_run(words, command):
-    assert program(words.split()) == command.split()
+    assert mpirun.program(words.split()) == command.split()
 
 
 def test_settings_of_each_launcher(monkeypatch):
@@ -90,21 +77,21 @@ def test_settings_of_each_launcher(monkeypatch):
 
 
 def test_hosts_by_name_and_from_a_file(tmp_path):
-    assert named_hosts("a:2,b,a:1") == [Host("a", 3), Host("b", 1)]
+    assert mpirun.named_hosts("a:2,b,a:1") == [Host("a", 3), Host("b", 1)]
     file = tmp_path / "hosts"
     file.write_text("# ours\na slots=2 max_slots=4\nb:2  # MPICH's\n\nc\nc\nd max_slots=4\n")
-    assert listed_hosts(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
-    assert listed_hosts(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
-    assert named_hosts("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
+    assert mpirun.listed_hosts(file) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 1)]
+    assert mpirun.listed_hosts(file, each=4) == [Host("a", 2), Host("b", 2), Host("c", 2), Host("d", 4)]
+    assert mpirun.named_hosts("a,b:1", each=4) == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:0", "a:x", "a b", ""):
         with pytest.raises(ValueError, match="is not a host with its number of ranks"):
-            named_hosts(wrong)
+            mpirun.named_hosts(wrong)
     file.write_text("a slots=2\na slots=two\n")
     with pytest.raises(ValueError, match="line 2 of"):
-        listed_hosts(file)
+        mpirun.listed_hosts(file)
     file.write_text("# nobody\n")
     with pytest.raises(ValueError, match="names no hosts"):
-        listed_hosts(file)
+        mpirun.listed_hosts(file)
 
 
 def test_hosts_on_which_nothing_starts_do_not_answer(tmp_path):
@@ -112,7 +99,7 @@ def test_hosts_on_which_nothing_starts_do_not_answer(tmp_path):
     path.write_text('#!/bin/sh\ncase "$*" in *bad:1*) exit 1;; esac\n')
     path.chmod(0o755)
     there = [Host("a", 2), Host("bad", 2), Host("c", 1)]
-    assert answering(Implementation(str(path), "Open MPI"), there, os.environ) == [there[0], there[2]]
+    assert mpirun.answering(Implementation(str(path), "Open MPI"), there, os.environ) == [there[0], there[2]]
 
 
 FREE = "--bind-to none"

@@ -52,16 +52,6 @@ def test_a_run_that_is_killed_between_two_checkpoints_and_started_again(tmp_path
 
 @pytest.mark.ranks
 @pytest.mark.long
-def test_a_killed_job_resumes_with_more_ranks(tmp_path):
-    run([SCRIPT, tmp_path, "17"], n=2, expect_failure=True)
-    run([SCRIPT, tmp_path, "0"], n=3)
-    check(tmp_path, {1: 1, 11: 2})
-    sizes = ad.log.read(tmp_path / "run.jsonl").of_workers("batch_size").tolist()
-    assert sizes == [[6, 6, 0]] * 10 + [[4, 4, 4]] * (STEPS - 10)
-
-
-@pytest.mark.ranks
-@pytest.mark.long
 @survives_losses
 def test_another_rank_continues_the_logs_of_a_killed_writer(tmp_path):
     """The other writes what the first one had not written yet, and nothing twice."""

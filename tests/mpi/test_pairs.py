@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests import mpirun
-from tests.hosts import Hosts, hosts
+from tests.hosts import hosts
 from tests.mpirun import run, survives_losses
 from tests.speed import limit
 
@@ -36,35 +35,18 @@ def test_a_rank_that_dies_while_mailboxes_are_built_blocks_nobody(tmp_path):
 # --- between hosts ----------------------------------------------------------------------------------------------------
 
 
-def job_on(made: Hosts, launcher: Sequence[str], *arguments: object) -> subprocess.Popen:
-    """Three ranks, or as many as given: the first on host h1, the others on h2."""
-    environ = {**mpirun.environment(), **made.environment()}
-    environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
-    options = [] if "-n" in launcher else ["-n", "3"]
-    command = made.command("h1", [*launcher, *options, *map(str, arguments)])
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def said_by(job: subprocess.Popen) -> str:
-    try:
-        said = job.communicate(timeout=limit(60))[0]
-    finally:
-        mpirun._kill(job)
-    assert job.returncode == 0, said
-    return said
-
-
-OURS = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2"]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("ours", [False, pytest.param(True, marks=survives_losses)])
-def test_between_hosts(tmp_path, ours):
+@survives_losses
+def test_between_hosts(tmp_path):
     """The process that is read computes, or is stopped."""
-    plain = [mpirun._mpirun(), "-H", "h1:1,h2:2"]
-    script = [SCRIPT] if ours else [sys.executable, "-m", "mpi4py", SCRIPT]
     cases = ["whole_copies", "a_stopped_rank", "programs"]
     with hosts(2) as made:
-        said = said_by(job_on(made, OURS if ours else plain, *script, tmp_path, *cases))
+        environ = {**mpirun.environment(), **made.environment()}
+        environ["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
+        ours = [sys.executable, "-m", "launchers.run", "-H", "h1:1,h2:2", "-n", "3"]  # one rank on the first host
+        command = made.command("h1", [*ours, str(SCRIPT), str(tmp_path), *cases])
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit(60))
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
     for text in ("all copies were whole", "a stopped rank was in nobody's way", "nobody has waited", "ended well"):
         assert said.count(text) == 3, said

@@ -24,6 +24,7 @@ from collectives.worlds.transport.operations import RENDEZVOUS, Operation, State
 from collectives.worlds.transport.process_group import Process, ProcessGroup
 from launchers import ending
 
+from . import standby
 from .rendezvous import (
     CHANGE,
     CLOSE,
@@ -36,18 +37,7 @@ from .rendezvous import (
     rendezvous,
 )
 from .spawning import SpawnedProcess, Spawner, SpawnRequest
-from .standby import (
-    ALERT_SECONDS,
-    ASK,
-    DISMISSED,
-    FAILED,
-    IDLE_SECONDS,
-    MEET,
-    READY,
-    SECONDS_BETWEEN_CHECKS,
-    WORKERS_LOST,
-    ControlMessages,
-)
+from .standby import WORKERS_LOST, ControlMessages
 
 MOST_WORKERS = 1 << 20
 TERMINATION_SECONDS = 0.3  # time from a termination signal until a process on standby acts on it
@@ -188,7 +178,7 @@ class ElasticWorld(MultiProcessWorld):
         if self.transport.rank or missing <= 0:
             return 0
         while (message := self._messages.receive()) is not None:
-            if message[0] == READY:
+            if message[0] == standby.READY:
                 self._ready[message[2]] = True
         dead, there = self._messages.dead(self._ready), 0
         for rank, process in zip(self._standby_ranks(), self._standby, strict=True):
@@ -196,7 +186,7 @@ class ElasticWorld(MultiProcessWorld):
                 return there
             if rank not in self._ready:
                 self._ready[rank] = False
-                self._messages.send([rank], ASK)
+                self._messages.send([rank], standby.ASK)
             missing -= len(process.worker_slots)
             # A dead process counts as ready, because all processes detect its death at the rendezvous.
             there += len(process.worker_slots) * (self._ready[rank] or rank in dead)
@@ -270,7 +260,7 @@ class ElasticWorld(MultiProcessWorld):
                 spawned = self.spawner.ready(self.build_digests)[: max(0, missing)]
             role = Attendee(self._own, transport.rank, False, len(spawned))
             if self.run_under_way:
-                self._messages.send(self._standby_ranks(), MEET)
+                self._messages.send(self._standby_ranks(), standby.MEET)
 
         def plan(job: ProcessGroup, roles: Sequence[Attendee]) -> RendezvousPlan:
             unseen = {r: p for r, p in transport.group.lost_in(job).items() if self._works(p)}
@@ -340,14 +330,14 @@ class ElasticWorld(MultiProcessWorld):
         while True:
             message = self._messages.receive()
             word, content, sender = message or ("", None, None)
-            if word == MEET:
+            if word == standby.MEET:
                 return content
-            if word in (FAILED, DISMISSED):
+            if word in (standby.FAILED, standby.DISMISSED):
                 self._end_standby(f"the workers have stopped: {content}")
-            if word == ASK:
+            if word == standby.ASK:
                 asked = sender
             if asked is not None and is_ready():
-                self._messages.send([asked], READY, dict(self.build_digests))
+                self._messages.send([asked], standby.READY, dict(self.build_digests))
                 asked, alert_until = None, time.monotonic() + 5
             if message is not None:
                 continue
@@ -355,8 +345,8 @@ class ElasticWorld(MultiProcessWorld):
             if self.survives and heard is not None and heard.seconds > TERMINATION_SECONDS:  # alone, or all are told
                 raise self._leave_job("it was on standby, and received a termination signal")
             now = time.monotonic()
-            time.sleep(ALERT_SECONDS if now < alert_until else IDLE_SECONDS)
-            if now > checked + SECONDS_BETWEEN_CHECKS:
+            time.sleep(standby.ALERT_SECONDS if now < alert_until else standby.IDLE_SECONDS)
+            if now > checked + standby.SECONDS_BETWEEN_CHECKS:
                 checked = now
                 if self._messages.dead(self._working_ranks) == self._working_ranks:
                     self._end_standby(WORKERS_LOST)
@@ -385,7 +375,7 @@ class ElasticWorld(MultiProcessWorld):
         if self.in_reserve:
             return  # a process on standby: the workers do not depend on it
         if self.run_under_way:
-            self._messages.send(self._standby_ranks(), FAILED, why)
+            self._messages.send(self._standby_ranks(), standby.FAILED, why)
         super().fail(why)
 
     def dismiss_reserve(self) -> None:

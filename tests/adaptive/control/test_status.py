@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import adaptive as ad
 from adaptive.base.decision import Decision
 from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.status import Status, status_length
+from adaptive.control.status import Status
 
 
 class Process:
@@ -151,9 +151,3 @@ def test_empty_worker_slots_send_no_digest():
     second.digest.enter(1, "hook 'a'", Decision(global_batch=8))
     with pytest.raises(ad.DisagreementError, match="decided differently"):
         exchange([first, second])
-
-
-def test_a_worker_takes_sixteen_bytes():
-    assert 4 * (status_length(1001) - status_length(1)) == 16 * 1000
-    (one,) = processes([3], [{}])
-    assert one.status.encode().shape == (one.status.length,) == (status_length(3),)
