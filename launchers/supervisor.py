@@ -77,7 +77,7 @@ def supervise(environ: MutableMapping[str, str], of_command: bool = False) -> No
     theirs.close()
     supervisor = _Supervisor(record, launcher, ours, child, of_command)
     rank = number_in(environ, _RANKS) or 0
-    supervisor.report(  # the first line to the launcher
+    supervisor.report(
         token=environ[ending.LAUNCHER].split()[0],
         rank=rank,
         size=number_in(environ, _SIZES) or rank + 1,

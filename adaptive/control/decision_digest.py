@@ -21,21 +21,15 @@ _Asked = tuple[str, Decision | None]  # who, and what
 
 
 class DecisionDigest:
-    """Digest of all decisions so far, with a description of those that have not been compared yet.
-
-    Args:
-      hook_lines: the line of each hook in the driver, by name, for errors.
-
-    Attributes:
-      value: the digest, a positive integer that a float32 represents exactly.
-      step: the step after which the last decision was made; 0 before the first.
+    """Digest of all decisions so far, with a description of those that have not been compared yet; `hook_lines`: the
+    line of each hook in the driver, by name.
     """
 
     TRANSFERRED = ("value", "step", "_asked")  # what a joining process takes over from the others
 
     def __init__(self, hook_lines: Mapping[str, str] | None = None) -> None:
-        self.value = 1
-        self.step = 0
+        self.value = 1  # the digest, a positive integer that a float32 represents exactly
+        self.step = 0  # after which the last decision was made; 0 before the first
         self._asked: tuple[str | _Asked, ...] = ("nothing was decided yet",)
         self._compared = True
         self._hook_lines = hook_lines or {}

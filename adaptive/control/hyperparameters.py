@@ -12,13 +12,8 @@ from adaptive.operators.hyperparameters import Types, Values, name_of
 
 
 class Hyperparameters:
-    """The hyperparameters of one program. Replicated.
-
-    Args:
-      write, read: set operator state number `k` from the next step on, and return it.
-
-    Raises:
-      DriverError: a hyperparameter has two initial values, or two types.
+    """The hyperparameters of one program. Replicated. `write` sets operator state number `k` from the next step on, and
+    `read` returns it. Raises DriverError if a hyperparameter has two initial values, or two types.
     """
 
     def __init__(

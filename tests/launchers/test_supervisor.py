@@ -81,14 +81,6 @@ WAITS = "print('there', flush=True)\nimport signal\nsignal.pause()"
 HOLDS_THE_LOCK = "print('there', flush=True)\nimport ctypes\nctypes.PyDLL(None).pause()"
 
 
-def test_the_supervisor_announces_its_rank(start):
-    rank = start("import os; print(os.getpid(), flush=True)")
-    pid = int(rank.said())
-    assert pid == rank.who["pid"] != rank.process.pid
-    assert (rank.who["rank"], rank.who["size"], rank.who["job"], rank.who["token"]) == (1, 3, "job", "secret")
-    assert rank.end() == ([{"ends": 0}, {"exited": 0}], 0)
-
-
 @pytest.mark.parametrize(
     ("code", "reports", "status"),
     [
@@ -180,9 +172,10 @@ def test_it_says_that_the_rank_waits_and_what_it_sees(start):
     assert (killed, rank.process.wait(limit(100))) == ({"killed": 9}, -9)
 
 
-def test_a_rank_does_not_outlive_it(start):
-    rank = start(WAITS)
-    assert rank.said() == "there"
+def test_it_announces_its_rank_which_does_not_outlive_it(start):
+    rank = start("import os; print(os.getpid(), flush=True)\n" + WAITS)
+    assert int(rank.said()) == rank.who["pid"] != rank.process.pid
+    assert (rank.who["rank"], rank.who["size"], rank.who["job"], rank.who["token"]) == (1, 3, "job", "secret")
     child = psutil.Process(rank.who["pid"])
     rank.process.kill()
     assert child.wait(limit(100)) is None  # it is not our child: only that it is gone is known

@@ -53,14 +53,9 @@ class ElasticWorld(MultiProcessWorld):
     Args:
       hang_timeout, respawn: see `MPIWorld`.
       spawns: whether processes may be spawned.
-
-    Attributes:
-      transport: runs the operations of the working processes.
-      worker_slots: the worker slots, and which of them are occupied. Replicated.
-      spawner: the spawned processes that are not admitted yet.
     """
 
-    transport: MPITransport
+    transport: MPITransport  # runs the operations of the working processes
 
     def __init__(self, hang_timeout: float | None, *, respawn: bool, spawns: bool):
         super().__init__(hang_timeout)
@@ -97,7 +92,7 @@ class ElasticWorld(MultiProcessWorld):
             )
 
     def await_admission(self, pair: Any, world_number: int) -> None:
-        """Start on standby as a spawned process. `pair`: the communicator with the process that spawned it."""
+        """Start on standby, as a process that was spawned by the one in `pair`."""
         self.run_under_way = self.in_reserve = True
         self.transport.rank = len(self.members) + 1  # differs from all working processes' ranks
         self.transport.world_number = world_number
@@ -352,7 +347,6 @@ class ElasticWorld(MultiProcessWorld):
                     self._end_standby(WORKERS_LOST)
 
     def _end_standby(self, why: str) -> NoReturn:
-        """End this process on standby, because the workers have ended."""
         self.lifetime.closed = True
         if self._pair is not None:
             ending.leave_job()
@@ -361,7 +355,7 @@ class ElasticWorld(MultiProcessWorld):
         raise WorkerError(f"this process was on standby, and {why}")
 
     def _leave_job(self, why: str) -> Preempted:
-        """Leave the job for good, while the others continue. Returns the error to raise."""
+        """Leave the job for good. Returns the error to raise."""
         acknowledge_termination()
         self._abandon("")
         with suppress(SystemExit):

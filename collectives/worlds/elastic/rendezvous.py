@@ -22,7 +22,7 @@ NO_RANK = -1
 
 
 class Attendee(NamedTuple):
-    """A process at a rendezvous, and what it reports there."""
+    """A process at a rendezvous, and what it reports."""
 
     process: Process
     rank: int  # among the working processes; `NO_RANK` on standby

@@ -59,18 +59,13 @@ class SpawnedProcess:
 
 
 class Spawner:
-    """The spawned processes that are not admitted yet; used by rank 0.
-
-    Attributes:
-      failed: whether to spawn no more: a process could not be spawned or was refused, or several in a row have died
-        before they were admitted.
-    """
+    """The spawned processes that are not admitted yet; used by rank 0."""
 
     def __init__(self, mpi: Any):
         self._mpi = mpi
         self._spawned: dict[int, SpawnedProcess | None] = {}  # by first worker slot; None while it is being spawned
-        self._deaths = 0  # in a row
-        self.failed = False
+        self._deaths = 0  # in a row, before they were admitted
+        self.failed = False  # no more are spawned: one could not be or was refused, or several in a row have died
 
     def has(self, worker_slots: range) -> bool:
         """Return whether a process is being spawned, or waits, for these worker slots."""
@@ -151,9 +146,8 @@ def receive_spawn_request(mpi: Any, environ: Mapping[str, str] = os.environ) -> 
 
 
 def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
-    """Admit a process that rank `first` has spawned, and shares the communicator `pair` with; collective.
-
-    Returns a communicator of all, in which the spawned process has the last rank.
+    """Admit a process that rank `first` has spawned, and shares `pair` with; collective. Returns a communicator of all,
+    in which the spawned process has the last rank.
     """
     remote = 1 if everyone.rank == first else 0
     both = everyone.Create_intercomm(first, pair if everyone.rank == first else mpi.COMM_SELF, remote, _MERGE_TAG)
@@ -163,9 +157,8 @@ def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
 
 
 def enter(mpi: Any, pair: Any, later: tuple[int, int]) -> Any:
-    """Return the communicator of all, on a spawned process that `merge_in` admits.
-
-    `later`: the rank of the process that spawned it, and the number of processes that are admitted after this one.
+    """Return the communicator of all, on a spawned process that `merge_in` admits; `later`: the rank of the process that
+    spawned it, and the number of processes that are admitted after this one.
     """
     both = mpi.COMM_SELF.Create_intercomm(0, pair, 0, _MERGE_TAG)
     everyone = both.Merge(high=True)

@@ -66,17 +66,6 @@ def test_a_policy_is_shown_every_step_in_order_and_decides_at_due_ones_and_a_hoo
     assert those.names == ["0/hook0", "1/hook1"]
 
 
-def test_catching_up_shows_recorded_observations_and_ignores_decisions():
-    recorder = Recorder(asks(stop=True), every_step=True)
-    those = hooks_of((recorder, 5))
-    steps(those, 3)
-    assert recorder.seen == []
-    those.catch_up(sizes_of())
-    assert [(o.step, o.due) for o in recorder.seen] == [(1, False), (2, False), (3, False)]
-    steps(those, 2, start=4)
-    assert [o.step for o in recorder.seen] == [1, 2, 3, 4, 5]
-
-
 def test_the_next_due_step_is_that_of_the_first_hook_to_decide():
     those = hooks_of((Recorder(), 4), (Recorder(every_step=True), 6))
     due = []

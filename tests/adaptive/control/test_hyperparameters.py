@@ -1,4 +1,4 @@
-"""Hyperparameters that a schedule sets, and the measured seconds that reach hooks, in a program."""
+"""Hyperparameters that a schedule sets, in a program."""
 
 from __future__ import annotations
 
@@ -10,29 +10,10 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-import monitors as mon
 from adaptive.runtime.local_world import LocalWorld
-from tests.problems import build, descend, make_data
+from tests.problems import build
 
 EXAMPLES = 96
-
-
-def test_real_seconds_reach_the_policy():
-    """Measured ones, of which no more is known than that they are positive, each the one before's."""
-    seen = []
-
-    def driver(state, batch):
-        seconds, iteration = comm.all_gather(mon.compute_seconds()), comm.all_reduce(mon.iteration_seconds(), op="max")
-        ctrl.hook(lambda control, *given: seen.append(given), seconds, iteration)
-        return descend(state, batch)
-
-    with build(driver, 0.0, make_data(), 24, world=LocalWorld(3)) as program:
-        reports = list(program.run(steps=4))
-    assert np.isnan(seen[0][0]).all()
-    for (seconds, iteration), before in zip(seen[1:], reports[:-1], strict=True):
-        assert seconds.shape == (3,)
-        assert ((seconds > 0) & (seconds < iteration)).all()
-        np.testing.assert_allclose(seconds, before.compute_seconds, rtol=1e-6)
 
 
 def test_a_cosine_over_epochs_is_not_cut_short_by_a_batch_that_grows():
