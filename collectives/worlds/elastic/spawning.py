@@ -157,8 +157,8 @@ def merge_in(mpi: Any, everyone: Any, first: int, pair: Any) -> Any:
 
 
 def enter(mpi: Any, pair: Any, later: tuple[int, int]) -> Any:
-    """Return the communicator of all, on a spawned process that `merge_in` admits; `later`: the rank of the process that
-    spawned it, and the number of processes that are admitted after this one.
+    """Return the communicator of all, on a spawned process that `merge_in` admits. `later`: the rank of the process
+    that spawned it, and the number of processes that are admitted after this one.
     """
     both = mpi.COMM_SELF.Create_intercomm(0, pair, 0, _MERGE_TAG)
     everyone = both.Merge(high=True)
