@@ -70,7 +70,9 @@ class Stream:
             data.seed, self.goes_back, self.length, self._examples = seed, False, 0, data
         else:
             assert isinstance(data, Rows)
-            self.goes_back, self.length, self._examples = True, len(data), Lookahead(data, seed)
+            self.goes_back, self.length = True, len(data)
+            self._examples = lookahead = Lookahead(data, seed)
+            self._rows = lookahead.rows
 
     @property
     def epoch(self) -> int:
@@ -113,7 +115,7 @@ class Stream:
 
     def _after(self, cursors: Cursors, sizes: Sequence[int]) -> Cursors:
         """Return the cursors after a step."""
-        return tuple(map(add, cursors, sizes if len(cursors) > 1 else (sum(sizes),)))
+        return (cursors[0] + sum(sizes),) if len(cursors) == 1 else tuple(map(add, cursors, sizes))
 
     def _share(self, sizes: tuple[int, ...], found: list[Any]) -> Share:
         """Divide what was read for a step among the workers of this process."""
@@ -130,7 +132,15 @@ class Stream:
 
     def _start(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Callable[[], list[Any]]:
         """Start to read what these workers take in the step at the cursors; see `IterableData.start`."""
-        return self._examples.start(self._spans(cursors, sizes, workers), self.cursors, self._after(cursors, sizes))
+        if not self._data.in_memory:
+            end = self._after(cursors, sizes)
+            return self._examples.start(self._spans(cursors, sizes, workers), self.cursors, end)
+        if len(cursors) > 1:
+            found = [self._rows(worker, cursors[worker], sizes[worker]) for worker in workers]
+        else:  # in few calls: on the path of every step
+            first = cursors[0] + sum(sizes[: workers.start])
+            found = [self._rows(0, first, sum(sizes[workers.start : workers.stop]))]
+        return found.copy
 
     def _spans(self, cursors: Cursors, sizes: tuple[int, ...], workers: range) -> Iterator[list[PositionSpan]]:
         """Yield what these workers take in this step and the next ones: one span, or one for each with a cursor."""
@@ -188,13 +198,15 @@ class Lookahead:
         self._collector = ReaderThreads(1, 0)
         self._kept: dict[tuple[int, int], Row] = {}  # by shard and position
 
+    def rows(self, shard: int, start: int, examples: int) -> Any:
+        """Return the examples at positions of a shard in memory; `None` for no examples."""
+        return self._shards[shard].rows(self.order.examples(shard, start, examples)) if examples else None
+
     def start(
         self, steps: Iterator[Sequence[PositionSpan]], committed: Sequence[int], end: Sequence[int]
     ) -> Callable[[], list[Any]]:
         """Start to read a step's spans, and those of later steps; see `IterableData.start`."""
         spans, readers = next(steps), self._data.readers.number
-        if self._data.in_memory:
-            return [self._shards[s.shard].rows(self.order.examples(*s)) if s.examples else None for s in spans].copy
         self._kept = {at: k for at, k in self._kept.items() if at[1] >= committed[at[0]] and not _has_failed(k[0])}
         examples = max(1, sum(span.examples for span in spans))
         ahead = max(_STEPS_AHEAD, -(-2 * readers * self._shards[spans[0].shard].piece(examples) // examples))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -183,7 +184,7 @@ Listener = Callable[[StepEvent], Any]
 """`listener(event)`, called after each step, in the training thread. Must not communicate with other processes."""
 
 
-class Subscription:
+class Subscription(AbstractContextManager["Subscription"]):
     """A subscription of a listener; ends with `close()` or with its `with` block."""
 
     def __init__(self, listeners: Listeners, listener: Listener):
@@ -192,9 +193,6 @@ class Subscription:
     def close(self) -> None:
         """Stop calling the listener."""
         self._listeners.remove(self)
-
-    def __enter__(self) -> Subscription:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -65,12 +65,14 @@ def test_a_slow_worker_is_named_with_its_steps_why_and_what_it_cost(texts):
     busy = uneven(1200, 4, 0.05)
     usual = busy.max(1).sum()
     busy[400:900, 2] *= 1.5
-    (text,) = [text for text in texts(busy) if "waited for worker 2" in text]
+    (text,) = about_waiting(texts(busy))  # the rest of the waiting is not worth a line
+    assert "waited for worker 2" in text
     first, last = map(int, re.search(r"from step (\d+) to (\d+)", text.replace(",", "")).groups())
     np.testing.assert_allclose((first, last), (401, 900), atol=30)
     assert ": an example took 1.5 times as long." in text
-    less = float(re.search(r"would have taken ([\d.]+) s", text)[1])
+    less, share = map(float, re.search(r"would have taken ([\d.]+) s \((\d+) %\) less", text).groups())
     assert less == pytest.approx(busy.max(1).sum() - usual, rel=0.15)
+    assert share == pytest.approx(100 * less / (2 + busy.max(1).sum()), abs=1)
 
 
 def test_workers_of_one_host_are_named_together(read):

@@ -79,7 +79,7 @@ class Kept:
 # --- to sinks ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, error):
     first = program.steps + 1
     with pytest.raises(error) if error else nullcontext():
@@ -124,9 +124,7 @@ def test_sinks_get_every_step_from_one_thread_and_those_that_fail_are_disabled(p
     assert not program._parts.listeners.any
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"), [(ad.log.JSONL, "no such folder/run"), (ad.log.CSV, "."), (ad.log.JSONL, "/dev/full")]
-)
+@pytest.mark.parametrize(("kind", "path"), [(ad.log.CSV, "no such folder/run"), (ad.log.JSONL, "/dev/full")])
 def test_the_run_continues_if_a_log_cannot_be_written(program, tmp_path, kind, path, caplog):
     with caplog.at_level(logging.WARNING, "adaptive"):
         assert len(list(program.run(steps=2, log=kind(tmp_path / path)))) == 2
