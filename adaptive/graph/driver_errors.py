@@ -68,13 +68,17 @@ def explained(error: Exception, driver: Callable) -> Exception:
     return error
 
 
+def in_short(error: Exception) -> str:
+    """Return an error's type and the first line of its text."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def only_for_more(error: Exception, driver: Callable, examples: int) -> DriverError:
     """Return the error for a driver that can be traced for some numbers of examples, but not for `examples`."""
-    cause = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return DriverError(
         f"driver {name_of(driver)!r}{at(line_of_error(error))} cannot run on {examples} example{'s' * (examples != 1)}"
-        f" ({cause}). A worker's batch runs as microbatches of any size, and there are some of 1 or 3 examples "
-        "whenever it is divided: by microbatch=, by shares=, by rescale(). Write the driver for any number of "
+        f" ({in_short(error)}). A worker's batch runs as microbatches of any size, and there are some of 1 or 3 "
+        "examples whenever it is divided: by microbatch=, by shares=, by rescale(). Write the driver for any number of "
         "examples:\n"
         "    jax.lax.top_k(x, min(4, len(x)))      instead of  jax.lax.top_k(x, 4)\n"
         "    ad.minibatches(batch, 4)              instead of  jnp.split(x, 4): all sizes are multiples of 4 then\n"

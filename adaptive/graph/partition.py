@@ -61,14 +61,11 @@ def grouped(ready: Sequence[Contribution]) -> Iterable[Sequence[Contribution]]:
     Collectives that stay on their worker form one message, and so do those with the same `when=`. Collectives that are
     always sent come last.
     """
-    groups: dict[tuple[bool, bool, Atom | None], list[Contribution]] = {}
+    groups: dict[tuple[bool, bool, Any], list[Contribution]] = {}
     for c in ready:
-        groups.setdefault((c.how.travels, c.when is None, _same(c.when)), []).append(c)
+        when = c.when.val if isinstance(c.when, Literal) else c.when
+        groups.setdefault((c.how.travels, c.when is None, when), []).append(c)
     return [groups[key] for key in sorted(groups, key=lambda key: key[:2])]
-
-
-def _same(atom: Atom | None) -> Any:
-    return atom.val if isinstance(atom, Literal) else atom
 
 
 class _Draft:
@@ -85,6 +82,10 @@ class _Draft:
         if var not in self.outputs:
             self.outputs.append(var)
         return Origin(self.kind, self.level, self.outputs.index(var))
+
+    def segment(self, eqns: Sequence[JaxprEqn]) -> Segment:
+        inputs = tuple(sorted(self.inputs.items(), key=lambda item: item[1]))
+        return Segment(self.kind, self.level, tuple(eqns[n] for n in sorted(self.eqns)), inputs, tuple(self.outputs))
 
 
 class Partitioner:
@@ -161,19 +162,16 @@ class Partitioner:
         return first.keep(c.when).item
 
     def cut(self) -> Plan:
-        last = self.levels
         for number in sorted(self.flow.at_home & self.wanted):
             self._settle(number)
         for level in range(self.levels):
             sent = [c for message in self.messages if message.level == level for c in message]
             needs = [a for c in sent for a in (c.value, c.weight) if isinstance(a, Var)]
-            if any(c.scope == Scope.MICROBATCH for c in sent):
-                self._slice(self._draft("microbatch", level), needs)
-            else:
-                self._slice(self._draft("prologue", level), needs)
-        trial = _Draft("final", last)
+            kind = "microbatch" if any(c.scope == Scope.MICROBATCH for c in sent) else "prologue"
+            self._slice(self._draft(kind, level), needs)
+        trial = _Draft("final", self.levels)
         self._slice(trial, self.outputs)  # only to find the values of microbatches that the final segment needs
-        final = self.drafts["final", last] = _Draft("final", last)
+        final = self.drafts["final", self.levels] = _Draft("final", self.levels)
         self._slice(final, self.outputs)
         return self._finish()
 
@@ -181,15 +179,11 @@ class Partitioner:
         """Assign an equation that runs once per step to the first segment in which its operands are known."""
         eqn = self.flow.graph.eqns[number]
         kind = "microbatch" if self.flow.scope_of_equation(number) == Scope.MICROBATCH else "prologue"
-        home = self._draft(kind, self._reached(eqn.invars))
+        home = self._draft(kind, min(self.flow.level_of(eqn.invars), self.levels))
         self._check_order(eqn, home)
         self.homes[number] = home
         home.eqns.add(number)
         self._slice(home, eqn.invars)
-
-    def _reached(self, atoms: Iterable[Atom]) -> int:
-        """Return the number of levels of messages that must have arrived before `atoms` are known."""
-        return min(self.flow.level_of(list(atoms)), self.levels)
 
     def _check_order(self, eqn: JaxprEqn, home: _Draft) -> None:
         """Check that ordered effects are in segments of the same order."""
@@ -255,7 +249,7 @@ class Partitioner:
 
     def _finish(self) -> Plan:
         graph = self.flow.graph
-        segments = {key: self._segment(draft) for key, draft in self.drafts.items()}
+        segments = {key: draft.segment(graph.eqns) for key, draft in self.drafts.items()}
         read = {o.index for s in segments.values() for _, o in s.inputs if o.kind == "source"}
         found = {e.params["source"].name: e.params["source"] for e in graph.eqns if e.primitive is source_p}
         return Plan(
@@ -280,11 +274,6 @@ class Partitioner:
                 yield from segment.outputs
         sent = (a for m in self.messages for c in m for a in (c.value, c.weight) if c.scope < Scope.MICROBATCH)
         yield from (a for a in (*sent, *self.outputs) if a is not None and self.flow.scope_of([a]) < Scope.MICROBATCH)
-
-    def _segment(self, draft: _Draft) -> Segment:
-        eqns = tuple(self.flow.graph.eqns[n] for n in sorted(draft.eqns))
-        inputs = tuple(sorted(draft.inputs.items(), key=lambda item: item[1]))
-        return Segment(draft.kind, draft.level, eqns, inputs, tuple(draft.outputs))
 
     def _reasons(self, segments: dict[tuple[str, int], Segment]) -> Iterable[str]:
         """Yield the reasons why a local batch cannot run as several microbatches."""

@@ -24,7 +24,7 @@ from adaptive.base.values.jaxprs import Var
 from adaptive.operators.peer_read import PeerMailboxes
 
 from .closures import Captured, captured_by, check_captured, check_functions
-from .driver_errors import only_for_more
+from .driver_errors import in_short, only_for_more
 from .expressions import Expressions, another_program, check_same_operators, first_difference, sized
 from .partition import plan
 from .plan import Plan
@@ -89,7 +89,7 @@ class Planner:
                 raise
             except Exception as error:  # raised by the driver, which may support one batch size only
                 self._second = None
-                self._whole = (f"the driver cannot be traced for {size} examples ({_in_short(error)})",)
+                self._whole = (f"the driver cannot be traced for {size} examples ({in_short(error)})",)
             if self._second is not None:
                 check_same_operators(self._first, self._second)
                 if not self.functions_checked:
@@ -225,8 +225,3 @@ def _another(examples: int, multiple: int) -> int:
     units = examples // multiple
     below = 1 << (units - 1).bit_length() - 1 if units > 1 else 0
     return multiple * (below if below > 1 else units + 1)
-
-
-def _in_short(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -68,6 +68,7 @@ OPERATORS = {
     assert_scope_p: "assertion",
 }
 _RESULTLESS = (hook_p, state_write_p)
+_NO_MESSAGE = {primitive for primitive, kind in OPERATORS.items() if kind != "collective"}
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,8 @@ class _Flattener:
         for eqn in closed.jaxpr.eqns:
             operands = [look_up(a) for a in eqn.invars]
             source = eqn.source_info if site is None or line_of(eqn.source_info) else site
-            in_backward = backward or _is_of_backward_pass(eqn)
+            # Reverse-mode differentiation notes itself in the stack of names.
+            in_backward = backward or "transpose(jvp(" in str(eqn.source_info.name_stack)
             if eqn.primitive is source_p and self._known_source(eqn):  # a source that is read twice is one value
                 env[eqn.outvars[0]] = self._sources[eqn.params["source"].name].outvars[0]
                 continue
@@ -338,12 +340,16 @@ class _Flattener:
                 means = self._mean_over_workers(eqn, operands, source, backward=in_backward)
                 env.update(zip(eqn.outvars, means, strict=True))
                 continue
-            within = sorted(_operators_within(eqn), key=lambda e: _kind_of(e) != "collective")
+            within = sorted(_operators_within(eqn), key=lambda e: e.primitive in _NO_MESSAGE)
             if within:  # a mean also reads a source that is not in the user's code
                 raise _refusal(within[0], eqn)
             for inner in nested_equations(eqn):
                 self._refuse_devices(inner, eqn, source)
-            _refuse_references(eqn)
+            if has_references(eqn):
+                raise CollectiveError(
+                    f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step runs as several programs, "
+                    "which do not see each other's writes. Return new values instead:  x = x.at[i].set(y)"
+                )
             if eqn.primitive in OPERATORS:
                 operands = [self.as_variable(a) for a in operands]
             fresh = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
@@ -414,19 +420,6 @@ class _Flattener:
         return known
 
 
-def _is_of_backward_pass(eqn: JaxprEqn) -> bool:
-    """Return whether reverse-mode differentiation has made an equation. JAX notes that in the stack of names."""
-    return "transpose(jvp(" in str(eqn.source_info.name_stack)
-
-
-def _refuse_references(eqn: JaxprEqn) -> None:
-    if has_references(eqn):
-        raise CollectiveError(
-            f"a mutable array (jax.new_ref){at(line_of(eqn.source_info))}: a step runs as several programs, which do "
-            "not see each other's writes. Return new values instead:  x = x.at[i].set(y)"
-        )
-
-
 def _operators_within(eqn: JaxprEqn, *, shadowed: bool = False) -> Iterator[JaxprEqn]:
     """Yield the operators in the jaxprs nested in an equation, at any depth.
 
@@ -440,10 +433,6 @@ def _operators_within(eqn: JaxprEqn, *, shadowed: bool = False) -> Iterator[Jaxp
             if inner.primitive in OPERATORS or (not shadowed and is_over_workers(inner)):
                 yield inner
             yield from _operators_within(inner, shadowed=shadowed)
-
-
-def _kind_of(eqn: JaxprEqn) -> str:
-    return OPERATORS.get(eqn.primitive, "collective")
 
 
 def operands_of(eqn: JaxprEqn) -> Sequence[Atom]:
@@ -494,5 +483,5 @@ def _refusal(inner: JaxprEqn, outer: JaxprEqn) -> CollectiveError:
         "operator state": "Apply the operator to the loop's result.",
         "hook": "Pass the loop's result to the hook.",
         "assertion": "Apply it to the loop's result.",
-    }[_kind_of(inner)]
+    }[OPERATORS.get(inner.primitive, "collective")]
     return CollectiveError(f"{describe(inner)}{at(where)} is inside {holder(outer)}. {advice}")

@@ -51,13 +51,9 @@ class Minibatches(NamedTuple):
     why_whole: str  # why a local batch cannot be split into microbatches, with the driver's line
 
 
-class WriteMark:
-    """Identifies one write of operator state."""
-
-
 def stays(what: str, mark: Any = None) -> Any:
     """Record that the graph must contain an equation of operator `what`. Returns the parameter that identifies it."""
-    mark, trace = mark or WriteMark(), tracing()
+    mark, trace = mark or object(), tracing()
     if trace is not None:
         trace.must_stay.append((mark, what + at(current_line())))
     return mark

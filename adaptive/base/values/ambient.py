@@ -8,7 +8,7 @@ kept and entered again. The library's own work runs without the debug checks tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -64,12 +64,7 @@ class AmbientContext:
 
     def run(self, function: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
         """Call a function in this context. Context variables that the function sets are discarded."""
-
-        def there() -> R:
-            with self.settings():
-                return function(*args, **options)
-
-        return self._context.copy().run(there)
+        return self._context.copy().run(self.settings()(function), *args, **options)
 
     @contextmanager
     def settings(self) -> Iterator[None]:
@@ -90,9 +85,7 @@ def with_build_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Co
 
     @wraps(method)
     def as_there(self: Any, *args: P.args, **options: P.kwargs) -> R:
-        if self._ambient.matches_here():
-            return method(self, *args, **options)
-        with self._ambient.settings():
+        with nullcontext() if self._ambient.matches_here() else self._ambient.settings():
             return method(self, *args, **options)
 
     return as_there
@@ -103,9 +96,7 @@ def without_debug_checks(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def at_work(*args: P.args, **options: P.kwargs) -> R:
-        if not _has_debug_checks():
-            return function(*args, **options)
-        with _without_debug_checks():
+        with _without_debug_checks() if _has_debug_checks() else nullcontext():
             return function(*args, **options)
 
     return at_work

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from adaptive.base.decision import Limits
-
-bounds = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), min_size=1, max_size=8)
-
-
-@given(bounds)
-def test_limits_of_workers_that_take_part_are_those_of_a_plain_loop(found):
-    lower, more, there = zip(*found, strict=True)
-    limits = Limits(lower, tuple(a + b for a, b in zip(lower, more, strict=True)), 2, 3)
-    expected_lower = tuple(bound if own else 0 for bound, own in zip(limits.lower, there, strict=True))
-    expected_upper = tuple(bound if own else 0 for bound, own in zip(limits.upper, there, strict=True))
-    assert limits.of(there) == Limits(expected_lower, expected_upper, 2, 3)
-    assert limits.of(there).active == tuple(i for i, most in enumerate(expected_upper) if most > 0)
 
 
 def test_changed_limits_keep_nothing_of_the_old_ones():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive.base.reductions import Mixed, Sliced, adds_up, average, combine_microbatches, summed_statistics
+from adaptive.base.reductions import Mixed, Sliced, adds_up, combine_microbatches
 
 ROWS = [jnp.asarray(r, jnp.float32).reshape(2, 2) for r in ([1, 2, 3, 4], [5, 6, 7, 8], [-3, 0, 0, 9])]
 
@@ -43,21 +43,6 @@ def test_a_reduction_by_slices_sees_all_rows_as_they_are_sent(further):
     np.testing.assert_array_equal(found, weighed + statistic + further * (2 * statistic + 1) + 4)
 
 
-def test_statistics_are_summed_over_all_slices_one_after_the_other():
-    totals = []
-
-    def total(x):
-        totals.append(float(x))
-        return 10 * x
-
-    rows = jnp.ones((2, 3))
-    assert float(summed_statistics(Trusting(), rows, 0, total)) == 60
-    one, other = summed_statistics(Trusting(True), rows, 1, total)
-    assert (float(one), float(other)) == (1060, 10 * (2 * 1060 + 1))
-    assert totals == [6, 106, 2121]
-    assert summed_statistics(Sliced(), rows, 1, total) is None
-
-
 class Neighbors(Mixed):
     """Of the members, each with the next one."""
 
@@ -71,12 +56,6 @@ def test_workers_that_are_no_members_keep_their_own_values():
     np.testing.assert_allclose(found[0], 0.75 * ROWS[0] + 0.25 * ROWS[2])
     np.testing.assert_allclose(found[2], 0.75 * ROWS[2] + 0.25 * ROWS[0])
     assert found[1] is ROWS[1]
-
-
-def test_a_weighted_mean_keeps_the_values_dtype():
-    found = average([(0.25, np.float16([1, 2])), (0.75, np.float16([3, 6]))])
-    assert found.dtype == np.float16
-    assert found.tolist() == [2.5, 5]
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,3 @@ def test_values_that_a_later_segment_needs_are_kept():
     assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
     assert origins(plan.microbatches[1], "batch") == []
     assert plan.splittable
-
-
-# --- another size -----------------------------------------------------------------------------------------------------

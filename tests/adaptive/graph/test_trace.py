@@ -97,9 +97,6 @@ def test_an_array_that_is_closed_over_is_a_constant_and_the_same_one_once():
     assert not produced & set(graph.consts)
 
 
-# --- what drivers are written with ------------------------------------------------------------------------------------
-
-
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 

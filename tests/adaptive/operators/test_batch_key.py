@@ -52,14 +52,6 @@ def test_dropout_by_it_does_not_depend_on_the_split():
     assert found.verdict == "yes", found
 
 
-@pytest.mark.long
-def test_drawing_from_an_ordinary_key_is_reported_with_its_line():
-    found = check(driver_of(by_linen, ad.step_key))
-    assert found.verdict == "no"
-    assert "from one key (test_batch_key.py:" in str(found)
-    assert "ad.batch_key()" in str(found)
-
-
 def test_models_take_it_as_they_are():
     by_rows, by_place = (planner(driver_of(by_nnx, key), W).begin(8) for key in (ad.batch_key, ad.step_key))
     assert notes_on_draws(by_rows) == []

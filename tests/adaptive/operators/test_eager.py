@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pdb
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +12,6 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
-from adaptive import operators
 from tests.adaptive.drivers import make_data, mean_loss
 from tests.relaxed import relaxed_tx
 
@@ -61,20 +57,6 @@ def test_a_driver_takes_the_first_step_that_a_program_takes():
     np.testing.assert_allclose(report.metrics["norm"], metrics["norm"], rtol=1e-5)
 
 
-def test_pdb_stops_in_a_driver_and_sees_numbers():
-    seen = io.StringIO()
-    debugger = pdb.Pdb(stdin=io.StringIO("p float(value)\nc\n"), stdout=seen, nosigint=True, readrc=False)
-
-    def stopped(state, batch):
-        value = comm.all_reduce(batch["y"].mean())
-        debugger.set_trace()
-        return state + value, {}
-
-    new, _ = stopped(jnp.float32(1), {"y": jnp.array([2.0, 4.0])})
-    assert "3.0" in seen.getvalue()
-    assert float(new) == 4.0
-
-
 @pytest.mark.parametrize("world", [None, lambda: comm.DeviceWorld(jax.local_devices()[:2])])
 def test_a_mean_of_nothing_is_an_error(world):
     def call():
@@ -89,14 +71,6 @@ def test_a_mean_of_nothing_is_an_error(world):
     else:
         with world():
             call()
-
-
-def test_a_slot_starts_at_its_beginning_and_forgets():
-    def count():
-        return operators.operator_state("count", np.zeros((), np.int32), lambda n: (n + 1, n + 10))
-
-    assert [int(count()) for _ in range(3)] == [10, 10, 10]
-    assert float(mon.ema(jnp.float32(5.0))) == 5.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import adaptive as ad
 from adaptive import operators
-from tests.adaptive.drivers import planned, pointed_at, traced
+from tests.adaptive.drivers import Recorder, planned, pointed_at, traced
 
 
 def count(label="count", init=None, update=lambda n: (n + 1, n)):
@@ -57,6 +57,7 @@ def test_a_op_state_in_a_jitted_helper_that_is_called_twice_is_two():
         (lambda x: count(update=lambda n: ((n, n), n)), "a state shaped like its initial one"),
         (lambda x: count(update=lambda n: (jnp.zeros(3), n)), "a state shaped like its initial one"),
         (lambda x: jax.vmap(lambda y: count(update=lambda n: (n + y, n)))(x), "mapped by jax.vmap"),
+        (lambda x: jax.vmap(lambda y: operators.hook("h", Recorder(), (y,)))(x), "mapped by jax.vmap"),
     ],
 )
 def test_a_op_state_that_cannot_be_is_refused_with_its_line(call, wrong):

@@ -10,7 +10,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.runtime.local_world import LocalWorld
-from tests.adaptive.drivers import traced
 
 
 def numbers(state, batch):
@@ -91,11 +90,3 @@ def test_an_examples_key_depends_on_its_position_in_the_step_alone():
     keys = [[jax.random.fold_in(key, place) for place in range(8)] for key in step_keys]
     expected = [sum(int(jax.random.bits(key, dtype=jnp.uint8)) for key in of_step) for of_step in keys]
     assert found == [expected] * 3
-
-
-def test_the_batch_may_be_given_to_example_keys_in_a_program_too():
-    def driver(state, batch):
-        assert ad.example_keys(batch["x"]).shape == ad.example_keys(batch).shape == ad.example_keys().shape == (4,)
-        return state, {}
-
-    traced(driver, 0.0, 4)

@@ -75,16 +75,6 @@ def test_an_ignored_signal_stays_ignored():
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_handlers_may_be_closed_in_another_thread():
-    listening = SignalHandlers()
-    thread = threading.Thread(target=listening.close)
-    thread.start()
-    thread.join()
-    for number in signals.SIGNALS:
-        assert signal.getsignal(number) is signals._handle
-        signal.signal(number, signal.SIG_DFL)
-
-
 def wait_for_ever(ready):
     ready.send(os.getpid())
     threading.Event().wait()
