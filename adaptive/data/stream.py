@@ -111,7 +111,8 @@ class Stream:
 
     def advance(self, sizes: Sequence[int]) -> None:
         """Move the cursors past a step of these batch sizes."""
-        self.cursors = self._after(self.cursors, sizes)
+        one = len(self.cursors) == 1  # without a call: on the path of every step
+        self.cursors = (self.cursors[0] + sum(sizes),) if one else self._after(self.cursors, sizes)
 
     def _after(self, cursors: Cursors, sizes: Sequence[int]) -> Cursors:
         """Return the cursors after a step."""
@@ -121,8 +122,8 @@ class Stream:
         """Divide what was read for a step among the workers of this process."""
         workers, whole = self.workers, found[0] if len(self.cursors) == 1 else None
         offsets = tuple(list(accumulate(sizes, initial=0))[workers.start : workers.stop])
-        if len(found) == len(workers):
-            return Share(sizes, offsets, tuple(found), whole)
+        if len(found) == len(workers):  # tuple.__new__ runs in C; the named tuple's constructor does not
+            return tuple.__new__(Share, (sizes, offsets, tuple(found), whole))
         leaves, tree = jax.tree.flatten(whole)
         batches = []
         for start, size in zip(offsets, sizes[workers.start : workers.stop], strict=True):

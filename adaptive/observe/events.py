@@ -202,36 +202,40 @@ class Subscription(AbstractContextManager["Subscription"]):
 
 
 class Listeners:
-    """The listeners of one program in this process.
+    """The listeners of one program in this process. What a step asks are attributes, as each call in Python costs it.
 
     Attributes:
-      suspended: whether no listener is called.
+      any: whether there is a listener to call.
+      waits: whether one of them is to see only steps that are known to be finite. Listeners with an attribute
+        `reads_later` do not wait: they read values later, and receive a step that was not finite once more.
     """
 
     def __init__(self) -> None:
         self._all: tuple[Subscription, ...] = ()
-        self.suspended = False
+        self._suspended = self.any = self.waits = False
 
     @property
-    def any(self) -> bool:
-        """Whether there is a listener to call."""
-        return bool(self._all) and not self.suspended
+    def suspended(self) -> bool:
+        """Whether no listener is called."""
+        return self._suspended
 
-    @property
-    def waits(self) -> bool:
-        """Whether one of them is to see only steps that are known to be finite. Listeners with an attribute
-        `reads_later` do not wait: they read values later, and receive a step that was not finite once more.
-        """
-        return self.any and not all(getattr(each.listener, "reads_later", False) for each in self._all)
+    @suspended.setter
+    def suspended(self, suspended: bool) -> None:
+        self._suspended = suspended
+        self._set(self._all)
 
     def add(self, listener: Listener) -> Subscription:
         """Call a listener after each step from now on."""
-        self._all = (*self._all, Subscription(self, listener))
+        self._set((*self._all, Subscription(self, listener)))
         return self._all[-1]
 
     def remove(self, subscription: Subscription) -> None:
         """Do not call its listener any more."""
-        self._all = tuple(other for other in self._all if other is not subscription)
+        self._set(tuple(other for other in self._all if other is not subscription))
+
+    def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
+        self._all, self.any = subscriptions, bool(subscriptions) and not self._suspended
+        self.waits = self.any and not all(getattr(each.listener, "reads_later", False) for each in subscriptions)
 
     def notify(self, event: StepEvent) -> list[str]:
         """Call all listeners. Returns notes on those that failed and are disabled."""
