@@ -1,4 +1,4 @@
-"""Rules of the source text: imports between packages, `__init__` files that only re-export, documented public names.
+"""Rules of the source text: imports between packages, names that are imported on use, documented public names.
 
 The directions are those of the design: driver -> controllers, monitors -> collectives -> adaptive -> launchers.
 """
@@ -137,35 +137,6 @@ def jax_corners(source: str, file: str) -> list[str]:
     return [f"{file}:{found[name]}: {name} belongs in {THE_JAX_FILE}" for name in names if name in found]
 
 
-def not_a_door(source: str, file: str) -> list[str]:
-    """Statements of an `__init__` other than docstring, `__version__`, `from ._module import name as name`, and what is
-    imported on use: the same names as for type checkers.
-    """
-    wrong, tree = [], ast.parse(source)
-    for node in tree.body[1:]:  # the first is the docstring
-        text = ast.unparse(node)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and all(map(_re_exports, node.body)):
-            continue
-        plain = _re_exports(node) or text.startswith(("__version__ = ", "__getattr__, __dir__ = on_use(__name__, "))
-        if not plain and text not in _FOR_IMPORTS_ON_USE:
-            wrong.append(f"{file}:{node.lineno}: {text}")
-    typed, on_use = _typed_on_use(tree)
-    wrong += [f"{file}: {name} is from {on_use.get(name)} in on_use(), and from {typed.get(name)} below TYPE_CHECKING"
-              for name in typed.keys() | on_use.keys() if typed.get(name) != on_use.get(name)]  # fmt: skip
-    return wrong
-
-
-_FOR_IMPORTS_ON_USE = {
-    "from typing import TYPE_CHECKING",
-    "from adaptive.base.process.on_use import on_use",
-    "from .base.process.on_use import on_use",
-}
-
-
-def _re_exports(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and all(alias.asname == alias.name for alias in node.names)
-
-
 def _typed_on_use(tree: ast.Module) -> tuple[dict[str, str], dict[str, str]]:
     """The names that a door imports on use, with their modules: as type checkers read them, and as it imports them."""
     imports_ = [s for node in tree.body if isinstance(node, ast.If) for s in node.body if isinstance(s, ast.ImportFrom)]
@@ -248,8 +219,10 @@ def test_packages_import_optional_and_heavy_modules_on_use():
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
-def test_doors_only_re_export():
-    assert complaints(not_a_door, [f for f in FILES if f.endswith("__init__.py")]) == []
+def test_doors_have_the_same_names_for_type_checkers_as_on_use():
+    for file in (f for f in FILES if f.endswith("__init__.py")):
+        typed, on_use = _typed_on_use(parsed((ROOT / file).read_text()))
+        assert typed == on_use, file
 
 
 @pytest.mark.parametrize(

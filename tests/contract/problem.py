@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -76,7 +77,12 @@ def check_epochs(steps: Sequence[np.ndarray]) -> None:
 
 def one_worker(batches: Iterable[int], seed: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
     """The state and the examples of each step of one worker, with these global batches."""
-    found, sizes = [], list(batches)
+    return one_run(tuple(batches), seed)
+
+
+@functools.cache
+def one_run(sizes: tuple[int, ...], seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    found = []
     options = {"seed": seed, "deterministic": True, "resizable": len(set(sizes)) > 1}
     with ad.Program(descend, START, DATA, global_batch=sizes[0], world=comm.SoloWorld(), **options) as program:
         for size in sizes:

@@ -188,8 +188,6 @@ def test_policies_keep_to_the_mesh_and_to_the_mathematics():
 
 SGD, OUTER = optax.sgd(0.05), optax.sgd(0.5, momentum=0.5, nesterov=True)
 STRATEGIES = {
-    "synchronous": sync.synchronous(SGD),
-    "local_steps": sync.local_steps(SGD, 2),
     "diloco": sync.diloco(SGD, OUTER, 2),
     "hybrid": sync.hybrid(sync.model_averaging(SGD, momentum=0.5), sync.synchronous(SGD)),
 }
