@@ -216,8 +216,8 @@ class ReplayableIterator:
         self._restart(ResumePoint())
 
     def _restart(self, point: ResumePoint) -> None:
-        self.next = self._first = point.at  # `next`: the position of the next example to read
-        self._kept: deque[Any] = deque()  # from position `_first` on
+        self.next = point.at  # the position of the next example to read
+        self._kept: deque[Any] = deque()  # the examples before it
         self._points = deque([point])  # the last one is of the epoch that is being read
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
@@ -239,13 +239,12 @@ class ReplayableIterator:
 
     def example(self, position: int) -> Any:
         """Return the example at a position that was reached and not released."""
-        return self._kept[position - self._first]
+        return self._kept[position - self.next]
 
     def release(self, position: int) -> None:
         """Drop the examples before a position; they must not be requested again."""
-        while self._first < position and self._kept:
+        while self._kept and self.next - len(self._kept) < position:
             self._kept.popleft()
-            self._first += 1
         while len(self._points) > 1 and self._points[1].at <= position:
             self._points.popleft()
 
