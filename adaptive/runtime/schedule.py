@@ -220,10 +220,7 @@ class _WorkerPlaces:
     def temporary(self, addresses: Sequence[Address], places: dict[Address, int] | None = None) -> Range:
         """Return new places that are freed at the end of each step."""
         place = self._new(addresses, self.places if places is None else places)
-        start, stop = place.places.start, place.places.stop
-        if self.frees and self.frees[-1].places.stop == start:
-            start = self.frees.pop().places.start
-        self.frees.append(Range(self.values, start, stop - start))
+        self.frees.append(place)
         return place
 
     def parts_of(self, number: int, count: int) -> Range:
