@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,17 +60,12 @@ def check_shares(shares: Sequence[float] | np.ndarray, n_workers: int) -> np.nda
     for wrong, what in ((np.isnan(weight), "NaN"), (np.isinf(weight), "infinite"), (weight < 0, "negative")):
         if wrong.any():
             raise BatchSizeError(
-                f"shares must be finite and not negative; got {_brief(weight)}: the share of worker "
+                f"shares must be finite and not negative; got {reprlib.repr(weight.tolist())}: the share of worker "
                 f"{', '.join(map(str, np.flatnonzero(wrong)))} is {what}."
             )
     if not weight.any():
         raise BatchSizeError("shares are all zero; at least one worker must take examples.")
     return weight + 0.0  # no negative zeros: processes compare requests as text
-
-
-def _brief(values: np.ndarray) -> str:
-    shown = ", ".join(f"{v:g}" for v in values[:8])
-    return f"[{shown}, …]" if len(values) > 8 else f"[{shown}]"
 
 
 def positive(name: str, value: Any) -> int:

@@ -292,12 +292,3 @@ class World:
 
     def checkpoint_saved(self, step: int) -> None:
         """Tell the launcher that a checkpoint of this step is on the disk. Called by one process, in any thread."""
-
-
-def retry_on_members_changed(exchange: Callable[[], Arrived]) -> Arrived:
-    """Carry out an exchange that doesn't depend on the membership; repeat it if members were lost meanwhile."""
-    while True:
-        try:
-            return exchange()
-        except MembersChanged:
-            continue

@@ -7,19 +7,20 @@ process, all workers of the process have the same value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive.base.channel import Arrived, SentMessage
+from adaptive.base.channel import SentMessage
 from adaptive.base.errors import CollectiveError, NonFiniteError
 from adaptive.base.process.source_lines import at, current_line
 from adaptive.base.reductions import Reduction
 from adaptive.base.values.arrays import NotAnArrayError, as_jax, check_not_sharded
 from adaptive.base.values.current import current_world, why_not_alone
-from adaptive.base.world import World, retry_on_members_changed
+from adaptive.base.world import MembersChanged, World
 
 from .sources import ALONE
 
@@ -66,15 +67,15 @@ def exchange_eagerly(how: Collective, values: Sequence, *, weight: Any) -> list[
     values = [v.astype(wire_dtype(v.dtype)) for v in values]
     ops: list[Reduction] = ["sum", *([] if weight is None else ["sum"]), *[how.op] * len(values)]
 
-    def exchange() -> Arrived:
+    while True:
         missing = [slot for slot in how.needed if slot not in world.members]
         if missing:
             where = f"outside a program{at(current_line())}"
             raise CollectiveError(f"{how.about} {where}: worker slot {missing[0]} has no worker.")
         parts = _parts(how, values, weight, world)
-        return world.exchange(SentMessage(parts, np.zeros(1, np.float32), about), ops)
-
-    results, _ = retry_on_members_changed(exchange)
+        with suppress(MembersChanged):  # members were lost meanwhile: the others send their values again
+            results, _ = world.exchange(SentMessage(parts, np.zeros(1, np.float32), about), ops)
+            break
     out = [jnp.array(r) for r in results[0][1:]]  # copied, because the world reuses its buffers
     if weight is not None:
         _check_weight(out[0])

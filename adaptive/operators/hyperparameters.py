@@ -6,6 +6,7 @@ joining workers, and equal on all workers, and a new value compiles nothing. The
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -96,7 +97,7 @@ def _checked(known: Values, types: Types, name: str, value: Any) -> Any:
             f"reads one by\n"
             f'    {name} = ad.hyperparameter("{name}", …)'
         )
-    present, what = np.asarray(known[name]), f"set_hyperparameters({name}={_brief(value)})"
+    present, what = np.asarray(known[name]), f"set_hyperparameters({name}={reprlib.repr(value)})"
     dtype = np.dtype(types.get(name, jax.dtypes.canonicalize_dtype(present.dtype)))
     numbers = truths(value) if dtype == np.bool_ else reals(value)
     if numbers is None or numbers.shape != present.shape:
@@ -120,8 +121,3 @@ def _checked_for(what: str, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if not fits.all():
         raise DriverError(f"{what} does not fit into {dtype}.")
     return numbers
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -63,7 +63,11 @@ class SignalHandlers:
             _open += 1
             if _open == 1:
                 _pid = os.getpid()
-                _install()
+                for number in SIGNALS:
+                    before = signal.getsignal(number)
+                    if before not in (None, signal.SIG_IGN):  # None: not Python's, and could not be restored
+                        _before[number] = before
+                        signal.signal(number, _handle)
 
     def close(self) -> None:
         """Restore the previous handlers, if no other `SignalHandlers` are open."""
@@ -71,31 +75,17 @@ class SignalHandlers:
         if self._counts:
             self._counts = False
             _open -= 1
-            if _open == 0:
-                _restore()
+            while _open == 0 and _before:
+                number, before = _before.popitem()
+                with suppress(ValueError):  # a generator may be closed in another thread
+                    if signal.getsignal(number) is _handle:  # else the user has installed another one
+                        signal.signal(number, before)
 
     def __enter__(self) -> SignalHandlers:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _install() -> None:
-    for number in SIGNALS:
-        before = signal.getsignal(number)
-        if before in (None, signal.SIG_IGN):  # None: a handler that is not Python's, and could not be restored
-            continue
-        _before[number] = before
-        signal.signal(number, _handle)
-
-
-def _restore() -> None:
-    while _before:
-        number, before = _before.popitem()
-        with suppress(ValueError):  # a generator may be closed in another thread
-            if signal.getsignal(number) is _handle:  # else the user has installed another one
-                signal.signal(number, before)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -65,16 +65,6 @@ def test_waiting_for_others_is_waiting_wherever_it_happens(clock):
     assert (found.exchanging, found.waiting, found.other) == (2, 4, 3)
 
 
-def test_a_step_counts_neither_the_previous_step_nor_the_time_between(clock):
-    activity = Activity(clock)
-    for seconds in (1, 2):
-        activity.begin()
-        with activity.doing(INPUT):
-            clock.pass_(seconds)
-        assert activity.end() == (seconds, 0, 0, 0, 0, 0, 0)
-        clock.pass_(100)
-
-
 def test_time_between_two_messages_counts_as_busy(clock):
     """The script's own code between two steps keeps the others waiting as any other."""
     activity = Activity(clock)

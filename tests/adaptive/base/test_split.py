@@ -94,7 +94,7 @@ def test_workers_with_no_share_take_nothing():
         ([[1.0, 2.0]], r"got shape \(1, 2\)"),
         ([1.0, float("nan")], "finite and not negative; got"),
         ([1.0, float("inf")], "finite and not negative"),
-        ([1.0, -0.5], r"not negative; got \[1, -0.5\]: the share of worker 1 is negative"),
+        ([1.0, -0.5], r"not negative; got \[1.0, -0.5\]: the share of worker 1 is negative"),
         ([0, 0], "all zero"),
     ],
 )

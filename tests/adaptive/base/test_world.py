@@ -6,7 +6,7 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.world import Loss, MembersChanged, retry_on_members_changed
+from adaptive.base.world import Loss
 
 
 @pytest.mark.parametrize(
@@ -27,17 +27,3 @@ def test_members_of_a_fixed_world_neither_join_nor_leave(workers, leaving):
     world.change(1)  # as many as there are
     with pytest.raises(ad.WorkerCountError, match="neither join nor leave"):
         world.change(workers, leaving)
-
-
-def test_an_exchange_is_repeated_until_no_member_is_lost_in_it():
-    outcomes = [MembersChanged(), MembersChanged(), OSError("no network"), "arrived"]
-
-    def exchange():
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    with pytest.raises(OSError, match="no network"):
-        retry_on_members_changed(exchange)
-    assert retry_on_members_changed(exchange) == "arrived"

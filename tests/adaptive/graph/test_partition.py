@@ -252,18 +252,3 @@ def test_a_second_gradient_at_moved_parameters_is_a_second_segment():
     assert plan.sent_at(1) == (1,)
     assert 1 in plan.microbatches
     assert plan.splittable
-
-
-def test_values_that_a_later_segment_needs_are_kept():
-    def driver(state, batch):
-        residuals = batch["x"] @ state - batch["y"]
-        mean = comm.all_reduce(residuals.mean())
-        spread = comm.all_reduce(((residuals - mean) ** 2).mean())
-        return state * spread, {}
-
-    plan = planned(driver, W)
-    (kept,) = plan.microbatches[0].outputs
-    assert kept.aval.shape == (4,)
-    assert origins(plan.microbatches[1], "microbatch") == [("microbatch", 0, 0)]
-    assert origins(plan.microbatches[1], "batch") == []
-    assert plan.splittable

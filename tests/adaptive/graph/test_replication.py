@@ -8,7 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import adaptive as ad
@@ -20,7 +19,6 @@ from adaptive.graph.flow import Scope
 from adaptive.operators.replication_claims import assert_mean, assert_scope
 from adaptive.operators.sources import Source, read
 from tests.adaptive.drivers import FEATURES, Recorder, mean_loss, planned, pointed_at, traced
-from tests.relaxed import relaxed_tx
 
 W = jnp.zeros(FEATURES)
 SECONDS = Source("seconds", lambda r: r.compute_seconds)
@@ -404,20 +402,6 @@ def advice_for(driver, state):
 
 def the_loss(w, batch):
     return ((batch["x"] @ w - batch["y"]) ** 2).mean()
-
-
-def test_a_rule_that_reads_a_local_loss_is_advised_to_reduce_it():
-    tx = relaxed_tx(optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2)))
-
-    def driver(state, batch):
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(the_loss)(params, batch)
-        updates, opt_state = tx.update(comm.all_reduce(grads), opt_state, params, value=loss)
-        return (optax.apply_updates(params, updates), opt_state), {}
-
-    said = advice_for(driver, (W, tx.init(W)))
-    assert "value= of optax.contrib.reduce_on_plateau" in said
-    assert "loss, grads = comm.all_reduce((loss, grads))" in said
 
 
 @pytest.mark.parametrize("trained", [False, True])

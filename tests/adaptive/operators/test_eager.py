@@ -12,6 +12,7 @@ import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.base.world import MembersChanged
 from tests.adaptive.drivers import make_data, mean_loss
 from tests.relaxed import relaxed_tx
 
@@ -98,3 +99,17 @@ def test_a_jit_that_was_seen_by_a_program_is_not_mistaken_for_it_outside():
         program.step()
     with pytest.raises(ad.CollectiveError, match="outside a program"):
         helper(jnp.float32(1.0))
+
+
+def test_values_are_sent_again_if_members_are_lost_meanwhile(monkeypatch):
+    with comm.DeviceWorld(jax.local_devices()[:2]) as world:
+        exchange, lost = world.exchange, [MembersChanged(), MembersChanged()]
+
+        def failing(*args):
+            if lost:
+                raise lost.pop()
+            return exchange(*args)
+
+        monkeypatch.setattr(world, "exchange", failing)
+        assert float(comm.all_reduce(2.0, op="sum")) == 4.0
+        assert not lost

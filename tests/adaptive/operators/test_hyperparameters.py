@@ -111,7 +111,3 @@ def test_a_later_hook_sees_requests_of_an_earlier_one():
     with ad.Program(driver, 0.0, {"x": jnp.ones(8)}, global_batch=4, resizable=False) as program:
         program.step()
     assert seen == [0.5]
-
-
-def test_outside_a_program_it_is_its_first_value():
-    assert float(ad.hyperparameter("lr", 0.25)) == 0.25

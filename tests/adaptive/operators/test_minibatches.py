@@ -11,8 +11,6 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-from adaptive.base.decision import Limits
-from adaptive.base.split import split
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import make_data, mean_loss, planned
 
@@ -125,13 +123,6 @@ def test_wherever_it_is_cut():
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
-
-
-def test_bounds_that_multiples_cannot_keep_are_refused():
-    with pytest.raises(
-        ad.BatchSizeError, match="24 cannot be split over 2 workers that take at least 16 and at most 16"
-    ):
-        split(24, (1, 1), Limits((3, 3), (15, 15), 8, 8))
 
 
 def test_every_worker_must_be_able_to_take_as_many_as_there_are_minibatches():

@@ -52,26 +52,12 @@ def test_a_program_without_a_world_is_refused_under_a_launcher_of_several(launch
     assert "world=comm.SoloWorld()" in text
 
 
-def test_a_model_of_each_processs_own_can_be_asked_for(launched):
-    with build(world=comm.SoloWorld()) as program:
-        program.step()
-    with comm.SoloWorld(), build() as program:
-        assert isinstance(program.world, comm.SoloWorld)
-
-
 @pytest.mark.parametrize("collective", [comm.all_gather, comm.broadcast, lambda x: comm.all_reduce(x, op="sum")])
 def test_an_eager_collective_without_a_world_is_refused_too(launched, collective):
     with pytest.raises(ad.CollectiveError, match=r"(?s)outside a program \(test_current.py:\d+\) has no world.*4 proc"):
         collective(jnp.ones(2))
     with comm.SoloWorld():
         collective(jnp.ones(2))
-
-
-def test_workers_are_not_counted_without_a_world(launched):
-    with pytest.raises(ad.CollectiveError, match=r"ad.num_workers\(\).*4 processes"):
-        ad.num_workers()
-    with comm.SoloWorld():
-        assert ad.num_workers() == 1
 
 
 @pytest.mark.parametrize("environment", [{}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"PMIX_RANK": "3"}])

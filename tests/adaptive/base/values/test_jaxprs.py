@@ -76,14 +76,3 @@ def test_users_know_them_by_these_names(function, name):
     held = [e for e in equations(function, 1.0) if list(jaxprs.nested(e))]
     assert [jaxprs.holder(e) for e in held] == [name]
     assert jaxprs.is_checkpoint(held[0]) == (name == "jax.checkpoint")
-
-
-def test_variables_from_outside_are_listed():
-    shape = jax.ShapeDtypeStruct((), np.float32)
-
-    def asks(x):
-        return jax.lax.scan(lambda c, _: (jax.pure_callback(lambda y: y, shape, c), None), x, length=2)[0]
-
-    assert jaxprs.asks_the_host(the("scan", equations(asks, 1.0)))
-    assert jaxprs.asks_the_host(the("rng_uniform", equations(lambda x: jax.lax.rng_uniform(0.0, x, (2,)), 1.0)))
-    assert not any(map(jaxprs.asks_the_host, equations(lambda x: jnp.sin(x) + 1, 1.0)))
