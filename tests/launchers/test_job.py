@@ -28,17 +28,6 @@ from tests.speed import limit
 NEEDED = "before its first world, and the others cannot continue without it."
 
 
-def start(fake_mpirun: str, *command: str, n: int = 2) -> subprocess.Popen:
-    """Start a job of ranks without MPI."""
-    options = ["--mpirun", fake_mpirun, "-n", str(n), "--begin", "--", *command]
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "PRTE_", "SLURM_"))}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from launchers import job, run; job.AFTER_SECONDS = 0.3; run.run()", *options],
-        env={**inherited, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
@@ -47,27 +36,13 @@ def start(fake_mpirun: str, *command: str, n: int = 2) -> subprocess.Popen:
     ],
 )
 def test_how_a_command_ends(command, code, said, fake_mpirun):
-    with start(fake_mpirun, *(["sh", "-c", command] if command else ["no-such-command"])) as job:
-        try:
-            found = job.communicate(timeout=limit(100))[1]
-        finally:
-            job.kill()
-    assert job.returncode == code, found
-    assert re.search(said, found), found
-
-
-@pytest.mark.parametrize("imports", [False, True])
-def test_a_signal_before_all_ranks_run(imports, fake_mpirun):
-    """As soon as the launcher has printed the line that it runs, or when one rank runs and others do not."""
-    script = "echo there; test $OMPI_COMM_WORLD_RANK = 0 || sleep 1000; sleep 1000"
-    with start(fake_mpirun, "sh", "-c", script) as job:
-        try:
-            assert job.stdout.readline() == "there\n" if imports else any("mpirun" in line for line in job.stderr)
-            job.send_signal(signal.SIGTERM)
-            job.communicate(timeout=limit(60))
-        finally:
-            job.kill()
-    assert job.returncode == 143
+    program = ["sh", "-c", command] if command else ["no-such-command"]
+    done = subprocess.run(
+        [sys.executable, "-m", "launchers.run", "--mpirun", fake_mpirun, "-n", "2", "--begin", "--", *program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=limit(100),
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert re.search(said, done.stderr), done.stderr
 
 
 # --- ranks and mpirun as coroutines -----------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager, nullcontext
 
@@ -19,12 +18,10 @@ import psutil
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 from adaptive.base.process.thread_status import thread_status
 
 
 def driver(state, batch):
-    ctrl.hook(lambda control: hangs_in("a hook", control.step == BEFORE), every=1)
     loss, grad = comm.all_reduce(jax.value_and_grad(lambda s: jnp.square(batch["x"] - s).mean())(state))
     return state - 0.1 * grad, {"loss": loss}
 
@@ -49,28 +46,8 @@ RESTS = 7.0  # seconds: beyond the second deadline of a rank that is stopped
 BUSY = 12  # so that the time without them is much less than the first deadline
 
 
-def hangs_in(phase: str, now: bool = True) -> None:
-    if f"hangs in {phase}" == MINE and now:
-        time.sleep(3600)
-
-
-def evaluates_and_restores(program: ad.Program) -> None:
-    """One rank hangs in each; the others go on."""
-
-    def evaluated(state, batch):
-        hangs_in("evaluate")
-        return batch["x"].mean()
-
-    def load(file, read=np.load):
-        hangs_in("a restore")
-        return read(file)
-
-    program.evaluate(evaluated, DATA, batch=16)
-    folder = world.all_gather_bytes(tempfile.mkdtemp().encode())[0].decode()
-    for _ in program.run(steps=1, checkpoint=ad.Checkpoints(folder)):
-        pass
-    np.load = load
-    program.restore(folder)
+def evaluated(state, batch):
+    time.sleep(3600)
 
 
 @thread_status("compiling", compiles=True)
@@ -107,8 +84,8 @@ def goes_its_own_way(what: str, program: ad.Program) -> None:
             time.sleep(RESTS)
         case "is stopped":
             os.kill(os.getpid(), signal.SIGSTOP)
-        case "hangs":
-            time.sleep(3600)
+        case "hangs in evaluate":
+            program.evaluate(evaluated, DATA, batch=16)
         case "holds the lock":  # Python's, asleep
             mutex = ctypes.create_string_buffer(64)
             for _ in range(2):  # the second time it waits for ever, whatever signals arrive
@@ -159,8 +136,6 @@ with world if BLOCK else nullcontext():
         program.step()
         if program.steps == BEFORE:
             goes_its_own_way(MINE, program)
-    if any(way.startswith("hangs in") for way in WAYS.values()):
-        evaluates_and_restores(program)
     if MINE == "is slow":
         time.sleep(SLOW * PATIENCE)
     print(f"rank {world.rank} ended well", flush=True)

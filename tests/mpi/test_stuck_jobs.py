@@ -66,26 +66,13 @@ def check_said(result: Result, *texts: str) -> None:
 
 @pytest.mark.long
 @survives_losses
-def test_ranks_that_hang_in_a_hook_an_evaluation_and_a_restore_are_removed_one_after_another():
-    result = start(
-        "hangs in a hook", "hangs in evaluate", "hangs in a restore", n=4, block=True, fails=False, ours=True
-    )
-    for rank, phase in enumerate(("in the hooks", "in evaluate", "in restoring"), 1):
-        check_said(result, rf"rank {rank} \(.*\) is {phase}.*stuck_jobs.py:\d+\)", KILLED.format(rank))
-    assert result.stderr.count(r", in hangs_in") >= 3, str(result)
-    assert result.stdout.count("ended well") == 1, str(result)
-
-
-@pytest.mark.long
-@survives_losses
 def test_missing_ranks_are_named_and_removed_and_the_others_go_on():
-    result = start("hangs", "is stopped", "holds the lock", n=4, block=True, fails=False, ours=True)
+    result = start("hangs in evaluate", "is stopped", "holds the lock", n=4, block=True, fails=False, ours=True)
     check_said(
         result,
         r"adaptive run: rank 0 \(.*\) has waited for \S+ s in message 1 of step 4 of program 1 \('driver'\):",
-        r"rank 1 \(pid \d+ on \S+\) is in the script's own code, between steps \(stuck_jobs.py:\d+\)\. \S+ s ago it "
-        r"began message 1 of step 3 of program 1",
-        r'stuck_jobs.py", line \d+, in goes_its_own_way\n +time.sleep',
+        r"rank 1 \(pid \d+ on \S+\) is in evaluate.*\(stuck_jobs.py:\d+\)\. \S+ s ago it began message 1 of step 3",
+        r'stuck_jobs.py", line \d+, in evaluated\n +time.sleep',
         r"rank 2 \(.*\) is stopped \(SIGSTOP.*`kill -CONT \d+`",
         "rank 3 .* runs, but its Python does not answer: C code holds the GIL",
         r"Current thread \S+ \(most recent call first\):\n.*stuck_jobs.py\", line \d+ in goes_its_own_way",
