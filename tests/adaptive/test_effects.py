@@ -67,6 +67,18 @@ def test_ordered_effects_keep_their_order():
     assert log == ["first", "call", "call", "behind"] * 2
 
 
+def test_an_effect_makes_its_operands_travel():
+    seen = []
+
+    def driver(state, batch):
+        mean = comm.all_reduce(batch["y"].mean())  # nobody else asks for it
+        io_callback(lambda m: seen.append(float(m)), None, mean)
+        return sgd(state, batch), {}
+
+    run(driver, steps=1)
+    assert len(set(seen)) == 1
+
+
 def test_scratch_memory_within_a_loop_is_no_effect():
     def driver(state, batch):
         def body(carry, y):
