@@ -30,7 +30,7 @@ class Control:
 
     Requests of a hook take effect between this step and the next, on all workers at once. A later request for the same
     quantity overrides an earlier one. All attributes are read-only and replicated. A `Control` is valid until its hook
-    returns.
+    returns: its methods raise an AdaptiveError afterwards.
     """
 
     def __init__(self, observation: Observation, name: str = "hook", where: str = "") -> None:
@@ -101,9 +101,6 @@ class Control:
 
         Every worker has passed the listing's first barrier when a hook starts, because the step's message has completed
         before. Requests take effect when the next step starts, which is the second barrier.
-
-        Raises:
-          AdaptiveError: the hook has returned.
         """
         self._check_open("barrier()")
 
@@ -167,11 +164,7 @@ class Control:
             raise DriverError(f"hook {self._name!r}{self._where}, step {self.step}: {error}") from None
 
     def stop(self) -> None:
-        """End the run after this step.
-
-        Raises:
-          AdaptiveError: the hook has returned.
-        """
+        """End the run after this step."""
         self._check_open("stop()")
         self._stop = True
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from adaptive import DriverError, NonFiniteError, Program
 from adaptive.base.process.source_lines import at, current_line
-from adaptive.base.values.numbers import real, whole
+from adaptive.base.values.numbers import whole
 
 POINTS = 8  # number of points of the base branch at which its loss is evaluated
 _CANDIDATES = np.geomspace(1e-2, 1e4, 6001)  # critical batches, in base batches
@@ -90,10 +90,8 @@ def measure_critical_batch(
       `largest_equal`; McCandlish et al. 2018, "An empirical model of large-batch training", eq. 2.7.
     """
     base = program.global_batch
-    unit = _check(program, base, examples, factors, hyperparameters, tolerance)
-    examples = examples // unit * unit
-    if hasattr(noise_scale, "scale"):
-        noise_scale = noise_scale.scale
+    examples = _check(program, base, examples, factors, hyperparameters)
+    noise = float(getattr(noise_scale, "scale", nan if noise_scale is None else noise_scale))
 
     def loss() -> float:
         return float(program.evaluate(loss_fn, data, batch=batch))
@@ -109,7 +107,7 @@ def measure_critical_batch(
     first = branches[0].loss
     equal = max(b.batch for b in branches if b.loss <= first + tolerance)
     critical = _fit([b.efficiency for b in branches], factors) * base if first < start else nan
-    return CriticalBatch(tuple(branches), start, critical, equal, nan if noise_scale is None else float(noise_scale))
+    return CriticalBatch(tuple(branches), start, critical, equal, noise)
 
 
 def _train(program: Program, steps: int, marks: set[int], loss: Callable[[], float]) -> list[float]:
@@ -139,7 +137,7 @@ def _fit(efficiencies: Sequence[float], factors: Sequence[int]) -> float:
     return float(_CANDIDATES[((predicted - np.asarray(efficiencies)) ** 2).sum(1).argmin()])
 
 
-def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any, tolerance: Any) -> int:
+def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any) -> int:
     """Check the arguments, and return `examples` rounded down to whole steps of all branches."""
     where = f"measure_critical_batch{at(current_line())}"
     ks = [whole(k) or 0 for k in factors]
@@ -151,12 +149,10 @@ def _check(program: Program, base: int, examples: Any, factors: Any, hyperparame
             f"{where}: examples must be at least {max(unit, POINTS * base)}: whole steps of {base} examples and of "
             f"{', '.join(map(str, ks[1:]))} times as many, and {POINTS} of the smallest; got {examples!r}."
         )
-    if real(tolerance) is None or not tolerance >= 0:
-        raise DriverError(f"{where}: tolerance is a difference of losses, 0 or more; got {tolerance!r}.")
     if hyperparameters is None and not program.reads_global_batch:
         raise DriverError(
             f"{where}: the driver's learning rate does not follow the batch. Use ctrl.scale_adamw or "
             "ctrl.scale_by_batch in the driver, or set hyperparameters in each branch, for Adam for instance:\n"
             f"    ctrl.measure_critical_batch(…, hyperparameters=lambda k: {{'lr': 3e-4 * k**0.5}})"
         )
-    return unit
+    return examples // unit * unit

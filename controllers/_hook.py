@@ -69,11 +69,7 @@ def hook(
 
 
 class PolicyHandler:
-    """A policy behind a hook: see `Handler`. Its decisions pass the same checks as those of a function.
-
-    Args:
-      every_step: False for a function, which sees due steps only, and whose requests are checked already.
-    """
+    """A policy behind a hook: see `Handler`. `every_step`: False for a function, whose requests are checked already."""
 
     def __init__(self, policy: Policy, name: str, where: str, *, every_step: bool = True) -> None:
         self._policy, self._name, self._where, self.every_step = policy, name, where, every_step

@@ -77,7 +77,7 @@ def scale_by_batch(
         updates: optax.Updates, state: ScaleByBatchState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, ScaleByBatchState]:
         batch = read(_GLOBAL_BATCH).astype(jnp.float32)
-        relative_noise = jnp.asarray(_noise(extra, rule), jnp.float32) / base
+        relative_noise = jnp.asarray(_noise(extra) if rule == "adascale" else 0.0, jnp.float32) / base
         s = jnp.maximum(batch, 1.0) / base
         last = jnp.clip(state.factor, jnp.minimum(s**power, 1.0), jnp.maximum(s**power, 1.0))
         target = jnp.where(jnp.isnan(relative_noise), last, rules[rule](s, relative_noise) ** power)
@@ -89,9 +89,7 @@ def scale_by_batch(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _noise(extra: dict[str, Any], rule: str) -> Any:
-    if rule != "adascale":
-        return 0.0
+def _noise(extra: dict[str, Any]) -> Any:
     if "noise" not in extra:
         raise TypeError(
             "scale_by_batch('adascale') needs the noise scale. Pass it:\n"

@@ -73,7 +73,7 @@ def scale_adamw(
       definition 5.2, whose 1 - s (1 - b) agrees with b ** s to first order; Busbridge et al. 2023, "How to scale your
       EMA" (arXiv 2307.13813); Wang and Aitchison 2024, "How to set AdamW's weight decay" (arXiv 2405.13698).
     """
-    _check(learning_rate, base, b1, b2, eps, weight_decay)
+    _check(base, b1, b2, eps, weight_decay)
     decay = optax.add_decayed_weights(weight_decay, mask)
 
     def init_fn(params: optax.Params) -> ScaleAdamWState:
@@ -113,12 +113,10 @@ def _mix(average: jax.Array, new: jax.Array, keep: jax.Array) -> jax.Array:
     return (kept * average + (1 - kept) * new).astype(average.dtype)
 
 
-def _check(learning_rate: Any, base: Any, b1: float, b2: float, eps: float, weight_decay: float) -> None:
+def _check(base: Any, b1: float, b2: float, eps: float, weight_decay: float) -> None:
     where = at(current_line())
     if not (isinstance(base, int | float) and base > 0):
         raise DriverError(f"scale_adamw{where}: base is a number of examples, 1 or more; got {base!r}.")
-    if isinstance(learning_rate, int | float) and not learning_rate >= 0:
-        raise DriverError(f"scale_adamw{where}: the learning rate is not negative; got {learning_rate}.")
     if not (0 <= b1 < 1 and 0 <= b2 < 1 and eps >= 0 and weight_decay >= 0):
         raise DriverError(
             f"scale_adamw{where}: b1 and b2 are from 0 to below 1, eps and weight_decay not negative; got b1={b1}, "

@@ -11,11 +11,8 @@ and so, over n groups, the two estimates
     Q = |gbar|^2 - S / B                                  E Q = |G|^2             the *signal*
 
 are unbiased for any sizes `b_i` and any distribution of the examples' gradients. This is the one-way analysis of
-variance, which has the least variance for Gaussian `g_i`: `Var S = 2 tr(Sigma^2) / (n - 1)`. For equal sizes it is the
-estimator of McCandlish et al. 2018, appendix A.1, averaged over the workers. KungFu's estimator, which compares one
-worker's own gradient with the mean, has at least n - 1 times the variance of S, and n + 1 times for equal sizes.
-
-The estimates add three numbers to the gradients' message: `sum_i b_i |g_i|^2`, B and n.
+variance, which has the least variance for Gaussian `g_i`: `Var S = 2 tr(Sigma^2) / (n - 1)`. KungFu's estimator, which
+compares one worker's own gradient with the mean, has at least n - 1 times that.
 """
 
 from __future__ import annotations
@@ -49,16 +46,7 @@ def both_gradients(what: str) -> str:
 
 
 def totals(grads: Any, what: str) -> Totals:
-    """Sum over all workers and microbatches; adds 12 bytes to the gradients' message.
-
-    Args:
-      grads: pytree; the mean gradient over this worker's examples. Local; gradients that are replicated or coupled are
-        an error, since such groups contain no information on noise.
-      what: name of the monitor, for errors.
-
-    Returns:
-      Scalars. Replicated.
-    """
+    """Sum over all workers and microbatches; `grads` must be independent samples. `what`: the monitor, for errors."""
     grads = assert_scope("independent", grads, what, hint=both_gradients(what))
     return summed(squared_norm(grads), of_examples=False)
 
@@ -101,13 +89,11 @@ def noise_estimate(
 ) -> tuple[jax.Array, jax.Array]:
     """Estimate trace and signal of one step's gradients from squared norms, for custom training loops and tests.
 
-    Both are unbiased, for any batch sizes:
-
         trace  = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)           of tr Sigma
         signal = |gbar|^2 - trace / B                                 of |G|^2
 
-    Average trace and signal over steps, each by itself, and divide the averages: the mean of ratios is strongly biased
-    (McCandlish et al. 2018, appendix A.1).
+    Average each by itself over steps, and divide the averages: the mean of ratios is strongly biased (McCandlish et al.
+    2018, appendix A.1).
 
     Args:
       batch_sizes: examples `b_i` of each group (worker or micro-batch); shape=(…, n). Empty groups are ignored.

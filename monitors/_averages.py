@@ -6,8 +6,8 @@ covariance of these averages and t for a quantile of Student's distribution, the
 
     (m_S - R m_Q)^2 <= t^2 (V_SS - 2 R V_SQ + R^2 V_QQ)
 
-If Q is not significantly above zero, they include every large R: the ratio has a lower bound only. All functions are
-pure functions on arrays. Samples are assumed to be independent and identically distributed (a stationary stream).
+If Q is not significantly above zero, they include every large R: the ratio has a lower bound only. Samples are assumed
+to be independent and identically distributed.
 """
 
 from __future__ import annotations
@@ -70,14 +70,11 @@ def add_sample(averages: Averages, sample: jax.Array, decay: float) -> Averages:
 
 
 def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.Array]:
-    """Return Fieller's bounds on `E x_0 / E x_1`, where neither expectation is negative.
+    """Return Fieller's `(lower, upper)` bounds on `E x_0 / E x_1`, where neither is negative; (0, inf) if unknown.
 
     A weighted mean has an effective number of samples `n = (sum w)^2 / sum w^2`, which approaches
     (1 + decay) / (1 - decay). With this n, `V = sum w (x - m)(x - m)' / (sum w (n - 1))` is unbiased, and t has n - 1
-    degrees of freedom. A negative `m_1` is treated as zero, because the expectation cannot be negative.
-
-    Returns:
-      `(lower, upper)`, scalars: `lower` is finite, and 0 if unknown; `upper` is infinite if unknown.
+    degrees of freedom.
     """
     n = averages.weight**2 / averages.weight_squares
     known = n > 1
@@ -102,11 +99,8 @@ def ratio_bounds(averages: Averages, confidence: float) -> tuple[jax.Array, jax.
 def student_t(confidence: float, dof: jax.Array) -> jax.Array:
     """Return the two-sided quantile of Student's distribution; `dof` may be any positive real number.
 
-    Wallace's approximation (1959), inverted: with z for the normal quantile,
-
-        t = sqrt(dof (exp(u^2 / dof) - 1)),  u = z (8 dof + 3) / (8 dof + 1)
-
-    At 95 % the result is 1 % too large for 3 degrees of freedom, 4 % for 2, 39 % for 1: bounds are never too narrow.
+    Wallace's approximation (1959), inverted. At 95 % the result is 1 % too large for 3 degrees of freedom, 4 % for 2,
+    39 % for 1: bounds are never too narrow.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     exponent = (z * (8 * dof + 3) / (8 * dof + 1)) ** 2 / dof

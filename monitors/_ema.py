@@ -25,20 +25,17 @@ def ema(x: T, decay: float = 0.9) -> T:
 
         sum_s decay^(t - s) x_s / sum_s decay^(t - s)
 
-    so the average of the first step is its value, and the average of a constant is the constant. Elements that are not
-    finite are ignored, each by itself: seconds are NaN in the first step, and one infinite value would never fade.
-
-    Keeps two numbers of state per element of `x`; no communication.
+    Elements that are not finite are ignored, each by itself: seconds are NaN in the first step, and one infinite value
+    would never fade. Keeps two numbers of state per element of `x`; no communication.
 
     Args:
       x: pytree of real or complex numbers. Local or replicated.
-      decay: factor of the weights from one step to the next, at least 0 and below 1; the average spans about
-        1 / (1 - decay) steps.
+      decay: factor of the weights from one step to the next, at least 0 and below 1.
 
     Returns:
       A pytree with the structure and shapes of `x`, in the units of `x`. Averages are computed in float32 or better;
       floats are returned in their own dtype, integers as floats. NaN where no finite value has been seen. Replicated if
-      `x` is; averages of local values are local.
+      `x` is.
 
     Raises:
       CollectiveError: `decay` is out of range.

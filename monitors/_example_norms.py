@@ -21,23 +21,20 @@ def example_norms(
     """Return a function that computes loss, gradient and each example's squared gradient norm.
 
     Takes the place of `jax.value_and_grad`. The norms come from `jax.vmap(jax.grad(loss_fn))` over batches of one
-    example, which costs another backward pass and memory for a gradient per example. `sample=4` computes those of four
-    examples of each microbatch: `noise_scale` remains unbiased, and its bounds become wider.
-
-    The examples must be independent of each other, which is not verified: with batch normalization or a contrastive
-    loss there are no gradients of single examples.
+    example, which costs another backward pass and memory for a gradient per example. With `sample`, `noise_scale`
+    remains unbiased, and its bounds become wider. The examples must be independent of each other, which is not
+    verified: with batch normalization or a contrastive loss there are no gradients of single examples.
 
     Args:
       loss_fn: a function `loss_fn(params, batch, *others)` that returns the loss, a scalar. The arrays of `batch` have
         the examples along their first axis; `others` are equal for all examples, such as statistics or random keys.
       has_aux: whether `loss_fn` returns `(loss, aux)`. `aux` may be anything, also a mean over the batch.
-      sample: compute norms of this many examples only, the first of the batch, or of all if there are fewer. The
-        examples within a batch must be in random order, as they are when a program shuffles its data.
+      sample: compute norms of this many examples only, the first of the batch, which must be in random order.
 
     Returns:
       A function of the same arguments that returns `(loss, grads, norms)` or `((loss, aux), grads, norms)`. `norms` has
       the structure of `params`; each leaf has shape=(examples,), or shape=(min(sample, examples),); float32 or better,
-      in gradient units squared: the squared norm of an example's gradient by that leaf. All local.
+      in gradient units squared. All local.
 
     Raises:
       CollectiveError: `sample` is not a positive integer; or, when called: `params` has a leaf that is not a float, the

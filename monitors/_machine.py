@@ -13,10 +13,9 @@ import numpy as np
 
 from adaptive.base.process.cores import allowed_cpus
 from adaptive.base.process.host_memory import MemoryLeft
-from adaptive.operators.sources import Reading, Source, read
+from adaptive.operators.sources import Source, read
 
-# Seconds between measurements. The kernel counts busy time in ticks of 10 ms, so a share over a shorter time would be
-# coarse. The interval also bounds the cost: 20 to 100 microseconds per measurement, 0.2 for the steps in between.
+# Seconds between measurements. The kernel counts busy time in ticks of 10 ms, and a measurement costs up to 0.1 ms.
 INTERVAL = 0.1
 
 
@@ -31,9 +30,6 @@ class Paced:
         if now >= self._due:
             self._value, self._due = self._measure(), now + INTERVAL
         return self._value
-
-
-# --- processor --------------------------------------------------------------------------------------------------------
 
 
 class CpuTimes(NamedTuple):
@@ -80,24 +76,17 @@ def _cpu_share() -> Paced:
     return Paced(CpuShare(), first=math.nan, due=time.monotonic() + INTERVAL)
 
 
-def _read_cpu(reading: Reading) -> float:
-    del reading
-    return _cpu_share()()
-
-
-CPU_AVAILABLE = Source("cpu_available", _read_cpu, stand_in=np.nan)
+CPU_AVAILABLE = Source("cpu_available", lambda reading: _cpu_share()(), stand_in=np.nan)
 
 
 def cpu_available() -> jax.Array:
     """Return the share of processor time that is available to this worker, from 0 to 1.
 
-    Over the cores that this process may run on (its affinity), and the time since the last measurement, which is at
-    least a tenth of a second, the share is
+    Over the cores that this process may run on, and at least a tenth of a second, the share is
 
         1 - (busy time - this process's own) / time
 
-    The process's own time counts as available, unlike in `100 - cpu_percent`, which LB-BSP reads. Time stolen by a
-    hypervisor counts as used by others. All workers of one process read the same share.
+    Time stolen by a hypervisor counts as used by others. All workers of one process read the same share.
 
     Returns:
       A float32 scalar, without unit, measured at the start of the step. Local. NaN during the first tenth of a second,
@@ -113,20 +102,12 @@ def cpu_available() -> jax.Array:
     return read(CPU_AVAILABLE)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=1)
 def _memory() -> Paced:
     return Paced(MemoryLeft(), first=math.nan, due=-math.inf)
 
 
-def _read_memory(reading: Reading) -> float:
-    del reading
-    return _memory()()
-
-
-MEMORY_AVAILABLE = Source("memory_available", _read_memory, stand_in=np.nan)
+MEMORY_AVAILABLE = Source("memory_available", lambda reading: _memory()(), stand_in=np.nan)
 
 
 def memory_available() -> jax.Array:

@@ -80,21 +80,18 @@ def noise_scale(
         trace  S = (sum_i b_i |g_i|^2 - B |gbar|^2) / (n - 1)
         signal Q = |gbar|^2 - S / B
 
-    over n groups of `b_i` examples with mean gradients `g_i`. A group is one microbatch of one worker, so one worker
-    with two microbatches is enough. Both are unbiased for any sizes and have the least variance for these groups
-    (`_anova.py`). With `per_example=`, each group is one example: n = B, and the variance of S is smaller by a factor
-    of (B - 1) / (n - 1). S and Q are averaged over steps, each by itself, with weights `decay^age`; the noise scale is
-    the ratio of the averages, `<S> / <Q>`.
+    over n groups of `b_i` examples with mean gradients `g_i`. A group is one microbatch of one worker, or with
+    `per_example=` one example. Both are unbiased for any sizes and have the least variance for these groups
+    (`_anova.py`). S and Q are averaged over steps, each by itself, with weights `decay^age`; the noise scale is the
+    ratio of the averages, `<S> / <Q>`.
 
-    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`), which are wide after few steps, and assume
-    that training changes slowly compared with `1 / (1 - decay)` steps. If `<Q>` is not positive, the noise hides the
-    signal: `scale` is then `lower`, and policies and learning-rate rules take it as not known.
+    `lower` and `upper` are Fieller's bounds on that ratio (`_averages.py`), which assume that training changes slowly
+    compared with `1 / (1 - decay)` steps. If `<Q>` is not positive, the noise hides the signal: `scale` is then
+    `lower`, and policies and learning-rate rules take it as not known.
 
     Groups must be independent samples: batch normalization over all workers couples them, so it is refused. Batch sizes
     may change. A step with fewer than two groups, or with a gradient that is not finite, leaves the averages unchanged.
-
-    Adds 12 bytes to the gradients' message (8 for each set of `by`, and 4) and no message of its own, and costs one
-    pass each over the gradient and its mean; with `per_example`, over the mean only.
+    Adds 12 bytes to the gradients' message (8 for each set of `by`, and 4).
 
     Args:
       grads: pytree; the mean gradient over this worker's examples, before clipping and weight decay. Local.
@@ -102,16 +99,15 @@ def noise_scale(
       per_example: the norms that `mon.example_norms` returns beside `grads`: a pytree of the structure of `grads`, each
         leaf of shape=(examples,), in gradient units squared; or of fewer examples (`sample=`). Local.
       divide_by: pytree of positive arrays of the shapes of `grads`, which the optimizer divides gradients by, such as
-        `mon.adam_scale(opt_state)`: trace, signal and scale are then those of the divided gradients, `g / p`. It must
-        not depend on this step's gradients. Replicated. Not with `per_example`.
+        `mon.adam_scale(opt_state)`: all results are then those of the divided gradients. It must not depend on this
+        step's gradients. Replicated. Not with `per_example`.
       by: a function from a leaf's path, as a tuple of text, to the name of the set of leaves (the layer) that it is in,
         or None to leave the leaf out: `by=lambda path: path[0]`. The result is then a noise scale for each set.
       islands: the workers of each island, as `sync.islands` has them, if `avg_grads` is the mean over this worker's
-        island, as `step_with_gradients` returns it. The noise is then that within islands, over all of them:
-        `S = (sum_i b_i |g_i|^2 - sum_I B_I |gbar_I|^2) / (n - m)` and `Q = sum_I B_I/B |gbar_I|^2 - m S / B`, with m
-        islands. This takes a message of its own, of 4 bytes.
-      decay: factor of the weights from one step to the next, at least 0 and below 1; the averages are over effectively
-        (1 + decay) / (1 - decay) steps.
+        island, as `step_with_gradients` returns it. The noise is then that within the m islands, over all of them:
+        `S = (sum_i b_i |g_i|^2 - sum_I B_I |gbar_I|^2) / (n - m)` and `Q = sum_I B_I/B |gbar_I|^2 - m S / B`. This
+        takes a message of its own, of 4 bytes.
+      decay: factor of the weights from one step to the next, at least 0 and below 1.
       confidence: probability that the bounds enclose the noise scale, between 0 and 1.
 
     Returns:
@@ -127,8 +123,6 @@ def noise_scale(
     Example:
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
       >>> noise = mon.noise_scale(grads, avg_grads)                               # doctest: +SKIP
-      >>> ctrl.hook(lambda control, noise: control.rescale(global_batch=noise.lower), noise)   # doctest: +SKIP
-      >>> layers = mon.noise_scale(grads, avg_grads, by=lambda path: path[0])     # doctest: +SKIP
 
     References:
       McCandlish et al. 2018, "An empirical model of large-batch training", section 2.2 and appendix A.1.
@@ -176,10 +170,9 @@ def noise_scale(
 
 def _number_of(islands: Sequence[Sequence[int]]) -> jax.Array:
     """Return the number of islands that take examples in this step. Replicated."""
-    capacity = sum(map(len, islands))
-    rows = all_reduce((jnp.arange(capacity, dtype=jnp.int32) == worker_index()).astype(jnp.int32), op="sum")
-    present = [rows[np.array(island)].max() for island in islands]
-    return jnp.stack(present).sum()
+    slots = jnp.arange(sum(map(len, islands)), dtype=jnp.int32)
+    rows = all_reduce((slots == worker_index()).astype(jnp.int32), op="sum")
+    return jnp.stack([rows[np.array(island)].max() for island in islands]).sum()
 
 
 def _divided(grads: Any, avg_grads: Any, divide_by: Any, per_example: Any) -> tuple[Any, Any]:

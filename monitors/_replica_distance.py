@@ -29,8 +29,7 @@ def replica_distance(params: Any, average: Any = None) -> jax.Array:
 
     With `average` in place of xbar the result is exact, and adds 4 bytes to a message. Otherwise it is estimated: each
     worker sends a 4 kB sketch of its parameters, in which each element is added to one of 1024 sums, with a sign, both
-    at random. The result has a standard deviation of 2.2 %, by random numbers that differ between steps. Either way
-    costs one pass over the parameters per step.
+    at random. The result has a standard deviation of 2.2 %.
 
     Args:
       params: pytree of floats; this worker's replica. Local.

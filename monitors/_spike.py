@@ -29,16 +29,12 @@ def spike(value: Any, *, window: int = 128, factor: float = 6.0) -> jax.Array:
         value > median + factor * deviation
 
     with the median of the last `window` finite values, and their standard deviation, estimated as 1.4826 times the
-    median absolute deviation. One spike moves the median by one rank, however large it is. A new level counts as spikes
-    until it fills half of the window. If more than half of the values are equal, the mean absolute deviation replaces
-    the median one, which is 0, as in Iglewicz and Hoaglin's scores; and if all are, the rounding of the dtype.
+    median absolute deviation. A new level counts as spikes until it fills half of the window. If more than half of the
+    values are equal, the mean absolute deviation is used, as in Iglewicz and Hoaglin's scores; and if all are, the
+    rounding of the dtype. A value that is not finite is a spike, and does not enter the window. A finite value can be a
+    spike when half of the window is filled.
 
-    A value that is not finite is a spike, from the first step on, and does not enter the window. (With the program's
-    `nonfinite="raise"` or `"skip"`, it ends or skips the step before.) A finite value can be a spike when half of the
-    window is filled.
-
-    Keeps `window + 1` numbers of state, also in checkpoints; no communication. docs/recipes.md has a step that keeps
-    its state on a spike.
+    Keeps `window + 1` numbers of state; no communication. docs/recipes.md has a step that keeps its state on a spike.
 
     Args:
       value: one real number. Replicated.

@@ -26,8 +26,8 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     dtype = at_least_single(*(leaf.real.dtype for leaf in leaves))
     if not averaged:
-        # Flattened as in the message, with a barrier, or XLA may transpose a gradient twice. Results of messages get
-        # none: it would prevent the division by the weight from being fused into the update.
+        # Flattened as in the message, with a barrier, or XLA may transpose a gradient twice. For results of messages, a
+        # barrier would prevent that the division by the weight is fused into the update.
         leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
     squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
     return sum(squares, jnp.zeros((), dtype))

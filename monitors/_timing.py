@@ -16,9 +16,8 @@ ITERATION_SECONDS = Source("iteration_seconds", attrgetter("iteration_seconds"),
 def compute_seconds() -> jax.Array:
     """Return the seconds that this worker computed in the previous step, for balancing the workers.
 
-    Waiting for other workers and for input is not included: a worker that waits for a slow one is not slow itself. The
-    value is the previous step's, since this step's is not known before its message is sent. It belongs to the previous
-    step's batch sizes, `previous_batch_sizes` of the observation that a policy gets.
+    Waiting for other workers and for input is not included. The value belongs to the previous step's batch sizes,
+    `previous_batch_sizes` of the observation that a policy gets.
 
     Returns:
       A float32 scalar, in seconds. Local; use `all_gather` to compare workers. NaN in the first step, outside a

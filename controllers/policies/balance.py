@@ -214,8 +214,7 @@ def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _
     seconds = times(stay)
     most = np.ceil(np.maximum(GROWTH * model.largest, np.sqrt(GROWTH) * stay)).astype(np.int64)
     most = np.minimum(upper, most)
-    # Shrinking risks less: a wrong guess costs the other workers little. But if time does not depend on the batch,
-    # nothing is gained, and with noise two sizes do not distinguish a constant time from a slow worker.
+    # Shrinking risks less: a wrong guess costs the other workers little.
     least = np.maximum(lower, (np.minimum(model.smallest, stay) / GROWTH**2).astype(np.int64))
     most = upper if most.sum() < total else most
     now, band = float(seconds.max()), max(dead_band, _noise_band(model, stay, seconds, links))
@@ -225,8 +224,7 @@ def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _
 def _best_split(found: _Prospect, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
     """Return the split with the least time, and the workers' seconds, including the overhead of microbatches.
 
-    Multiples of a large quantum need few microbatches and recur, but are far from the best split. The largest quantum
-    that loses less than `LOSS`, relatively, is taken. Ties are broken towards the present split.
+    Multiples of a large quantum need few microbatches. The largest quantum that loses less than `LOSS` is taken.
     """
     total, stay, unit = found.total, found.stay, limits.multiple
     overhead = limits.call_overhead * found.seconds / stay  # seconds of another microbatch

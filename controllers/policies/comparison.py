@@ -67,8 +67,7 @@ class Comparison(NamedTuple):
     def see(self, sizes: np.ndarray, slowest: float, changed: bool) -> Comparison:
         """Add a stretch with the mean seconds of the slowest worker; NaN if unknown.
 
-        If a worker's speed has `changed`, earlier measurements are forgotten, unless the split is so new that it may be
-        the reason.
+        If a speed has `changed`, earlier measurements are forgotten, unless the split is so new that it may be why.
         """
         if not slowest > 0:
             return self
@@ -84,10 +83,7 @@ class Comparison(NamedTuple):
         return 1 if self.other.looks else max(LEAST - int(self.here.looks), 0)
 
     def allows(self, gain: float, steps: int) -> bool:
-        """Return whether a split with this predicted relative gain may replace the present one.
-
-        In stretches of several `steps`, the present split must have been measured.
-        """
+        """Return whether a split with this predicted relative gain may replace the present one."""
         return bool((self.here.looks >= LEAST or steps == 1) and (self.wait == 0 or gain > MORE * self.in_vain))
 
     def moved(self, gain: float) -> Comparison:

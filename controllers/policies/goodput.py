@@ -3,12 +3,7 @@
 Examples per second rise with the batch; the progress per example falls once the batch is larger than the noise scale.
 Their product is the *goodput*. With balanced workers and linear step times, a step takes `T(B) = a + B/V`, and
 
-    goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a):
-
-the geometric mean of the noise scale phi and of `V * a`, the batch at which half the time is overhead.
-
-A step of n workers takes as long as the slowest one computes, which falls with n, and the exchange, which grows. The
-gain of another worker is compared with the average gain per worker so far.
+    goodput(B) = B / (a + B/V) * (phi + M) / (phi + B)        is largest at   B* = sqrt(phi * V * a)
 """
 
 from __future__ import annotations
@@ -154,7 +149,10 @@ def _policy(rule: _Rule) -> Policy:
         noise, seconds = read_noise(observation.values[0]), np.asarray(observation.values[1], np.float64)
         iteration = float(np.fmax.reduce(np.ravel(observation.values[2])))  # free worker slots have none
         sizes, active = np.asarray(observation.previous_batch_sizes), active_of(observation)
-        times, exchange = state.times.observe(sizes, seconds), _observed(state.exchange, sizes, seconds, iteration)
+        busy = seconds[sizes > 0]
+        slowest = float(busy.max()) if busy.size and (busy > 0).all() else math.nan
+        exchange = state.exchange.see(busy.size, int(sizes.sum()), slowest, iteration)
+        times = state.times.observe(sizes, seconds)
         state = GoodputState(times, exchange)
         settled = rule.workers is None or observation.target_workers == len(observation.members)
         measured = times.measured[active].all() and exchange.known and exchange.workers == len(active)
@@ -252,10 +250,3 @@ def _check(values: Sequence[Any], n: int, policy: str) -> None:
             f"    ctrl.hook(ctrl.{policy}(), noise, seconds, iteration)"
         )
     check_noise(values, n, policy)
-
-
-def _observed(exchange: Exchange, sizes: np.ndarray, seconds: np.ndarray, iteration: float) -> Exchange:
-    took = sizes > 0
-    busy = seconds[took]
-    known = (busy > 0).all() and (busy < np.inf).all() and took.any()
-    return exchange.see(int(took.sum()), int(sizes.sum()), float(busy.max()) if known else math.nan, iteration)

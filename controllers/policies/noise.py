@@ -65,16 +65,14 @@ def noise_batch(
         noise, current = read_noise(observation.values[0]), observation.global_batch
         if not noise.known:
             return None
-        target = between(current, noise, factor, confident=confident)
-        if monotone:
-            target = max(target, current)
+        target = between(current, noise, factor, confident=confident, monotone=monotone)
         target = min(max(target, current / growth), current * growth)
         limits = observation.limits
         least, most = within(min_batch, max_batch, sum(limits.lower), sum(limits.upper))
         batch = round_batch(target, multiple or limits.quantum * len(limits.active), least, most)
         if abs(batch - current) <= dead_band * current and least <= current <= most:
             return None
-        return Decision(global_batch=batch, notes=(f"batch {current} to {batch}: {noise.said}",))
+        return Decision(global_batch=batch, notes=(f"batch {current} to {batch}: {noise}",))
 
     return stateless(decide, "noise_batch", reads=("noise_scale",), check=check_noise)
 
@@ -128,9 +126,7 @@ def noise_workers(
         if not noise.known:
             return None
         there, current = len(observation.members), observation.target_workers
-        wanted = between(current, noise, factor / examples_per_worker, confident=confident)
-        if monotone:
-            wanted = max(wanted, current)
+        wanted = between(current, noise, factor / examples_per_worker, confident=confident, monotone=monotone)
         wanted = within_growth(wanted, there, current, growth)
         least, most = within(min_workers, max_workers, observation.least_workers, observation.most_workers)
         stays = abs(wanted - current) < 0.5 + dead_band * current and least <= current <= most
@@ -139,7 +135,7 @@ def noise_workers(
         known = n == current and (there != current or observation.global_batch == observation.limits.nearest(batch))
         if known:  # otherwise the batch is already requested, and waits for the workers
             return None
-        note = f"workers {current} to {n}, batch {batch}: {noise.said}"
+        note = f"workers {current} to {n}, batch {batch}: {noise}"
         return Decision(global_batch=batch, workers=n, notes=(note,))
 
     return stateless(decide, "noise_workers", reads=("noise_scale",), check=check_noise)
@@ -157,17 +153,12 @@ class Bounds(NamedTuple):
         """Whether there are measurements."""
         return self.scale >= 0 and self.lower >= 0 and self.upper >= 0  # False for NaN
 
-    @property
-    def said(self) -> str:
-        """The noise scale in words, for a note."""
+    def __str__(self) -> str:
         return f"the noise scale is {self.scale:.4g} ({self.lower:.4g} to {self.upper:.4g})"
 
 
 def read_noise(value: Any) -> Bounds:
-    """Return a noise scale: an object with fields `scale`, `lower` and `upper`, or a number, which is its own bounds.
-
-    Not known while the object's `signal` is not positive: its scale is then only a lower bound.
-    """
+    """Return the bounds of a NoiseScale, or of a number; NaN while the `signal` is not positive."""
     if not float(getattr(value, "signal", 1.0)) > 0:
         return Bounds(math.nan, math.nan, math.nan)
     scale = float(getattr(value, "scale", value))
@@ -195,10 +186,10 @@ def round_batch(target: float, multiple: int, least: int, most: int) -> int:
     return int(min(max(round(min(target / multiple, last)), first), last)) * multiple
 
 
-def between(current: float, noise: Bounds, factor: float, *, confident: bool) -> float:
+def between(current: float, noise: Bounds, factor: float, *, confident: bool, monotone: bool) -> float:
     """Clip `current` to the bounds of the noise scale times `factor`; to the scale itself if not `confident`."""
     lower, upper = (noise.lower, noise.upper) if confident else (noise.scale, noise.scale)
-    return min(max(current, factor * lower), factor * upper)
+    return max(min(max(current, factor * lower), factor * upper), current if monotone else 0)
 
 
 def within(low: int | None, high: int | None, least: int, most: int) -> tuple[int, int]:
@@ -215,9 +206,6 @@ def check_workers(policy: str, min_workers: int | None, max_workers: int | None)
 
 
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:
-    """Clip a wanted number of workers to within a factor of `growth` of the present number, `there`.
-
-    One worker more or fewer, and the number that is already requested, `current`, are always allowed.
-    """
+    """Clip a number of workers to within a factor of `growth` of `there`, or by one; `current` is always allowed."""
     fewest = min(current, math.floor(there / growth))
     return min(max(wanted, fewest), max(current, math.ceil(there * growth)))

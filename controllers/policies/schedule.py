@@ -32,7 +32,6 @@ def schedule(
     """Return a policy that sets the global batch, and hyperparameters, at given points of the run.
 
         ctrl.hook(ctrl.schedule({0: 128, 1000: 256, 5000: 1024}))                        # steps
-        ctrl.hook(ctrl.schedule({0: 256, "10e6 tokens": 512}, tokens_per_example=1024))
         ctrl.hook(ctrl.schedule({0: 256, "80%": 2048}, total="10e9 tokens", tokens_per_example=1024))
         ctrl.hook(ctrl.schedule(by="epochs", lr=optax.cosine_decay_schedule(0.1, 30)))   # over 30 epochs
 
@@ -56,9 +55,6 @@ def schedule(
     Raises:
       ValueError: there is no schedule; one has no point 0, or points that do not ascend or cannot be counted, or values
         that are not batch sizes or finite numbers; or another argument is invalid.
-
-    References:
-      Wang et al. 2026, "Fast catch-up, late switching" (arXiv 2602.14208), for a late growth.
     """
     if by not in get_args(Unit):
         raise ValueError(f"schedule: by= is one of {', '.join(map(repr, get_args(Unit)))}; got {by!r}.")
@@ -73,23 +69,19 @@ def schedule(
     of_others = {name: counts.schedule(name, each, _check_value) for name, each in hyperparameters.items()}
 
     def decide(observation: Observation) -> Decision | None:
+        # Values that are not finite and unknown names are refused by the request.
         batch = None if of_batch is None else of_batch(observation)
-        number = real(batch)
-        if number is not None and np.isfinite(number):  # other values are refused by the request
-            batch = round(number)
+        if (number := real(batch)) is not None and np.isfinite(number):
+            batch = None if round(number) == observation.global_batch else round(number)
         wanted = {name: np.asarray(value(observation)).tolist() for name, value in of_others.items()}
-        known = observation.hyperparameters  # unknown names are refused by the request
+        known = observation.hyperparameters
         changed = {k: v for k, v in wanted.items() if k not in known or not np.allclose(known[k], v, 1e-7, 0)}
-        if batch == observation.global_batch:
-            batch = None
         return Decision(global_batch=batch, hyperparameters=changed) if batch is not None or changed else None
 
     return stateless(decide, "schedule")
 
 
 class _Point(NamedTuple):
-    """A point of the run."""
-
     number: float
     unit: Unit
 

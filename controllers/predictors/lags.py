@@ -10,7 +10,7 @@ from .base import known
 
 
 class Lags(NamedTuple):
-    """A short history, in units of the first value seen. A pytree of arrays; methods return a new one."""
+    """A short history, in units of the first value seen. A pytree; methods return a new one."""
 
     speeds: np.ndarray  # shape=(n, lags), latest first; NaN before there are that many
     inputs: np.ndarray  # shape=(n, lags + 1, n_inputs), latest first
@@ -20,12 +20,8 @@ class Lags(NamedTuple):
     @classmethod
     def init(cls, n_workers: int, n_inputs: int, lags: int) -> Lags:
         """Return an empty history."""
-        return cls(
-            np.full((n_workers, lags), np.nan),
-            np.full((n_workers, lags + 1, n_inputs), np.nan),
-            np.full(n_workers, np.nan),
-            np.full((n_workers, n_inputs), np.nan),
-        )
+        n = n_workers
+        return cls(*(np.full(shape, np.nan) for shape in ((n, lags), (n, lags + 1, n_inputs), n, (n, n_inputs))))
 
     def row(self) -> np.ndarray:
         """Return `v[k-1], …, v[k-L], u[k], …, u[k-L], 1` for step k; shape=(n, L + (L + 1) n_inputs + 1)."""
@@ -40,9 +36,6 @@ class Lags(NamedTuple):
         input_unit = np.where(np.isnan(self.input_unit) & usable, magnitude, self.input_unit)
         latest_speed = np.where(known(speed), speed / speed_unit, self.speeds[:, 0])
         latest_inputs = np.where(usable, inputs / input_unit, self.inputs[:, 0])
-        return Lags(
-            np.concatenate([latest_speed[:, None], self.speeds[:, :-1]], axis=1),
-            np.concatenate([latest_inputs[:, None], self.inputs[:, :-1]], axis=1),
-            speed_unit,
-            input_unit,
-        )
+        speeds = np.concatenate([latest_speed[:, None], self.speeds[:, :-1]], axis=1)
+        inputs = np.concatenate([latest_inputs[:, None], self.inputs[:, :-1]], axis=1)
+        return Lags(speeds, inputs, speed_unit, input_unit)

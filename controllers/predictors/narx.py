@@ -24,9 +24,7 @@ FIRST = 50  # records before the first prediction
 
 
 class Network(NamedTuple):
-    """Parameters of a network with one hidden layer, from a row of p lags to a change of speed. All have a leading axis
-    of workers.
-    """
+    """Parameters of a network from a row of p lags to a change of speed. All have a leading axis of workers."""
 
     hidden: Any  # shape=(p, width)
     bias: Any  # shape=(width,)
@@ -35,9 +33,7 @@ class Network(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """Records, parameters and optimizer states of n networks: JAX arrays on the host, which may still be computed.
-    p = lags + (lags + 1) n_inputs.
-    """
+    """Records, parameters and optimizer states of n networks, on the host. p = lags + (lags + 1) n_inputs."""
 
     rows: Any  # shape=(BUFFER, n, p), float32: a ring buffer of records
     changes: Any  # shape=(BUFFER, n), float32: changes of speed in the steps of the rows
@@ -132,8 +128,7 @@ def _first(width: int, n: int, p: int, seed: int) -> Learner:
     hidden = jax.nn.initializers.lecun_normal()(jax.random.key(seed), (p, width), jnp.float32)
     one = Network(hidden, *(jnp.zeros(shape, jnp.float32) for shape in ((width,), (width,), ())))
     params = jax.tree.map(lambda leaf: jnp.tile(leaf, (n, *[1] * leaf.ndim)), one)
-    nothing = [jnp.zeros(shape, jnp.float32) for shape in ((BUFFER, n, p), (BUFFER, n), (n, p))]
-    rows, changes, mean = nothing
+    rows, changes, mean = (jnp.zeros(shape, jnp.float32) for shape in ((BUFFER, n, p), (BUFFER, n), (n, p)))
     usable, scale = jnp.zeros((BUFFER, n), bool), jnp.ones((n, p), jnp.float32)
     return Learner(rows, changes, usable, mean, scale, params, optax.adam(1.0).init(params))
 

@@ -44,16 +44,13 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
       III-B. (It prints b_0 X_k / sum X, which would sum to one worker's batch; meant is the sum K b_0.)
     """
 
-    def capacities_of(values: tuple[Any, ...]) -> Any:
-        return capacities if capacities is not None else values[0] if values else None
-
     def decide(observation: Observation) -> Decision | None:
-        given = np.asarray(capacities_of(observation.values), np.float64)
+        given = np.asarray(observation.values[0] if capacities is None else capacities, np.float64)
         sizes = split(observation.global_batch, given.tolist(), observation.limits)
         return None if sizes == observation.batch_sizes else Decision(shares=tuple(map(float, sizes)))
 
     def check(values: tuple[Any, ...], n_workers: int, name: str) -> None:
-        given = capacities_of(values)
+        given: Any = next(iter(values), None) if capacities is None else capacities
         if given is None or np.shape(given) != (n_workers,):
             got = f"shape {given.shape}" if hasattr(given, "shape") else repr(given)
             raise DriverError(

@@ -19,7 +19,6 @@ from ._cluster import waves as waves
 from ._line_up import LINE_UP as LINE_UP
 from ._line_up import hooked as hooked
 from ._recording import Recording as Recording
-from ._recording import TraceError as TraceError
 from ._recording import read_trace as read_trace
 from ._replay import fit as fit
 from ._replay import replay as replay

@@ -77,10 +77,9 @@ class Cluster:
 
 
 def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
-    """Return slowdowns that are constant from each given step to the next: `{0: 1.0, 100: (1, 1, 3, 1)}`.
+    """Return slowdowns that are constant from each given step to the next: `{0: 1.0, 100: (1, 3)}`.
 
-    Raises:
-      ValueError: no entry is for step 0 or 1.
+    Raises a ValueError if no entry is for step 0 or 1.
     """
     starts = np.array(sorted(factors))
     if not len(starts) or starts[0] > 1:

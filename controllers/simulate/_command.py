@@ -14,12 +14,13 @@ from typing import Any
 import click
 
 from adaptive.base.decision import Decision, Observation
+from adaptive.base.errors import RecordError
 from controllers._policy import stateless
 from controllers.policies.schedule import schedule
 
 from . import _scenarios
 from ._line_up import LINE_UP, hooked
-from ._recording import Recording, TraceError, read_trace
+from ._recording import Recording, read_trace
 from ._replay import fit
 from ._scenarios import Scenario, scenario
 from ._simulation import SIGNALS, Hooked
@@ -129,7 +130,7 @@ def _compared_with_what_was(recording: Recording, trace: Path, policies: dict[st
     for name, hook in policies.items():
         for read in hook.policy.reads:
             if read in unknown and not unknown[read]:
-                raise TraceError(
+                raise RecordError(
                     f"{name} reads {read}, which this trace does not determine for other sizes. Omit the policy, or "
                     f"run it in Python on the recorded values of a hook that received {read}:\n"
                     f"    controllers.simulate.replay(policy, read_trace({str(trace)!r}), hook)"

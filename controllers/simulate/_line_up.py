@@ -55,11 +55,9 @@ LINE_UP = {
 
 
 def hooked(name: str) -> Hooked:
-    """Return the hook for a policy given as `name`, `name@every` or `module:factory@every`.
+    """Return the hook for a policy of `LINE_UP` or of a module: `name`, `name@every` or `module:factory@every`.
 
-    Args:
-      name: a name from `LINE_UP`, or the module and name of a policy, or of a function without arguments that returns
-        one. Its `reads` name the values that it receives: see `Hooked`.
+    The factory is a policy, or a function without arguments that returns one; see `Hooked` for its `reads`.
 
     Raises:
       ValueError: there is no such policy, or the function does not return one.

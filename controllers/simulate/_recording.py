@@ -20,12 +20,7 @@ _NAME = re.compile(r"(\w+)\.?(.*)")  # name of a leaf: the value's name, and the
 _OF_NOISE = {"scale", "lower", "upper"}  # fields of a NoiseScale that policies read
 
 
-TraceError = RecordError  # also for a valid record that lacks something that a replay needs
-
-
 class RecordedHook(NamedTuple):
-    """Properties of a hook that are the same in all steps."""
-
     every: int
     leaves: tuple[str, ...]  # names of its values' leaves, such as "noise.scale"
 
@@ -55,14 +50,10 @@ class Recording:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Compute seconds, each in the row of the step that took them; shape=(steps, n), NaN where not known.
-
-        Raises:
-          TraceError: no hook of the run received them.
-        """
+        """Compute seconds of each step; shape=(steps, n), NaN where not known. A RecordError if none were recorded."""
         reported = self.series("seconds")
         if reported is None:
-            raise TraceError(
+            raise RecordError(
                 "no hook of this run received the workers' compute seconds, so their speed is not known. Record a run "
                 "with\n    ctrl.hook(ctrl.balance(), comm.all_gather(mon.compute_seconds()))"
             )
@@ -94,21 +85,19 @@ class Recording:
 
 
 def read_trace(path: str | Path, run: int = -1) -> Recording:
-    """Read a recorded run from its file.
-
-    Skips incomplete lines, of a run that was killed or of a full disk, with a warning in the log "adaptive".
+    """Read a recorded run from its file. Skips incomplete lines, with a warning in the log "adaptive".
 
     Args:
       path: the file, as passed to `Program.run(record=…)`.
       run: index of the run, if the file has several; by default the last.
 
     Raises:
-      TraceError: the file is not a trace, has another version, or its run has no steps.
+      RecordError: the file is not a trace, has another version, or its run has no steps.
     """
     header, lines = read_run(path, run)
     steps = [line for _, line in lines]
     if not steps:
-        raise TraceError(f"{path}: the run has no steps.")
+        raise RecordError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
     return Recording(header["workers"], limits, hooks, tuple(_step(line, limits) for line in steps))

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptive.base.decision import Decision
+from adaptive.base.errors import RecordError
 from adaptive.control.slot_reset import reset_slots
 from controllers._policy import Policy
 from controllers.timing._batch_time import BatchTime
 from controllers.timing._time_model import TimeModel
 
 from ._cluster import Cluster, Trace, by_step
-from ._recording import RecordedStep, Recording, TraceError
+from ._recording import RecordedStep, Recording
 
 WINDOW = 10  # steps over which a worker's speed is assumed to be constant
 
@@ -25,8 +26,6 @@ def replay(
     """Run a policy on the recorded observations of a hook. Its decisions have no effect.
 
     Args:
-      policy: the policy.
-      recording: the run.
       hook: the hook's name in the trace.
       reads: names of the hook's values that the policy receives; by default all, unchanged.
       every: it decides after each step whose number is a multiple of this; by default as that hook did.
@@ -35,10 +34,10 @@ def replay(
       (step, decision) of each decision.
 
     Raises:
-      TraceError: the run has no such hook, or the hook not all of these values.
+      RecordError: the run has no such hook, or the hook not all of these values.
     """
     if hook not in recording.hooks:
-        raise TraceError(f"this run has no hook {hook!r}; its hooks are: {', '.join(recording.hooks) or 'none'}.")
+        raise RecordError(f"this run has no hook {hook!r}; its hooks are: {', '.join(recording.hooks) or 'none'}.")
     every = every or recording.hooks[hook].every
     state, asked = policy.init(recording.workers), []
     for step in recording.steps:
@@ -60,7 +59,7 @@ def _values(recording: Recording, hook: str, step: RecordedStep, reads: Sequence
     reads = tuple(signals) if reads is None else reads
     if missing := [name for name in reads if name not in signals]:
         known = ", ".join(signals) or "nothing"
-        raise TraceError(f"the policy reads {', '.join(missing)}, but hook {hook!r} received {known}.")
+        raise RecordError(f"the policy reads {', '.join(missing)}, but hook {hook!r} received {known}.")
     return tuple(signals[name] for name in reads)
 
 
@@ -74,18 +73,17 @@ class Fit(NamedTuple):
 def fit(recording: Recording) -> Fit:
     """Fit a cluster to a run: each worker's time as a function of its batch, its speed over time, and its noise.
 
-    With the run's sizes, the cluster takes exactly the measured seconds. With other sizes, it takes the time by the
-    model that `balance` learns from the run, at the speed and with the noise of that step.
+    With the run's sizes, the cluster takes exactly the measured seconds; with others, those of `balance`'s model.
 
     Raises:
-      TraceError: the run has no compute seconds of a worker.
+      RecordError: the run has no compute seconds of a worker.
     """
     seconds, sizes = recording.seconds, recording.sizes
     busy = sizes > 0
     unknown = busy.any(axis=0) & ~(busy & np.isfinite(seconds)).any(axis=0)
     if unknown.any():
         missing = ", ".join(map(str, np.flatnonzero(unknown)))
-        raise TraceError(f"the run has no compute seconds of worker {missing}.")
+        raise RecordError(f"the run has no compute seconds of worker {missing}.")
     model = TimeModel.init(recording.workers)
     for ran, took in zip(sizes, seconds, strict=True):
         model = model.observe(ran, took)

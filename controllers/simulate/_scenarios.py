@@ -42,13 +42,7 @@ def about(name: str) -> str:
 
 
 def scenario(name: str, workers: int = 8, steps: int = 600, seed: int = 0) -> Scenario:
-    """Return a scenario by name.
-
-    Args:
-      name: see `names`.
-      workers: number of workers, at least 2.
-      steps: number of steps; events are at fractions of it.
-      seed: of speeds and events.
+    """Return a scenario by name, for at least 2 workers; events are at fractions of the number of steps.
 
     Raises:
       ValueError: there is no such scenario, or there are fewer than 2 workers.

@@ -313,8 +313,7 @@ def _plan(hook: Hooked, values: tuple[Any, ...], n_workers: int) -> HookPlan:
 
 def _best(total: int, times: BatchTime, slowdown: np.ndarray, here: np.ndarray, limits: Limits) -> np.ndarray:
     """Return the exact best split over the present workers; 0 for the others."""
-    n = len(here)
-    now = BatchTime(*(np.broadcast_to(np.asarray(part, np.float64), n)[here] * slowdown[here] for part in times))
-    sizes = np.zeros(n, np.int64)
+    now = BatchTime(*((np.asarray(part, np.float64) * slowdown)[here] for part in times))
+    sizes = np.zeros(len(here), np.int64)
     sizes[here] = fill(total, now, np.asarray(limits.lower)[here], np.asarray(limits.upper)[here])
     return sizes

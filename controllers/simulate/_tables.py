@@ -21,10 +21,7 @@ def compare(case: Scenario, policies: dict[str, Hooked], steps: int, seed: int =
 
 
 def table(runs: dict[str, Simulation]) -> str:
-    """Format the runs of one scenario, by policy, as a Markdown table; the first is the baseline.
-
-    Compares times up to the examples that all runs processed.
-    """
+    """Format runs by policy as a Markdown table, up to the examples that all processed; the first is the baseline."""
     examples = min(int(run.global_batch.sum()) for run in runs.values())
     base = next(iter(runs))
     counted = any(run.cluster is not None and run.cluster.first is not None for run in runs.values())
@@ -57,11 +54,7 @@ def _ms(seconds: float) -> str:
 
 
 def draw(runs: dict[str, Simulation], path: Path, title: str = "") -> None:
-    """Write a plot with a row per policy: seconds of each step beside those of the best split, and batch sizes.
-
-    Raises:
-      RuntimeError: matplotlib is not installed.
-    """
+    """Write a plot with a row per policy: seconds of each step, and batch sizes. A RuntimeError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

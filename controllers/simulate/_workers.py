@@ -13,12 +13,9 @@ from ._cluster import Cluster
 
 
 class Workers(WorkerSlots, World):
-    """The worker slots of a simulated cluster, for its `Membership`.
+    """The worker slots of a simulated cluster. Without a reserve, workers that return join without a request.
 
-    Without a reserve (`first=None`), workers that return join without a request.
-
-    Raises:
-      ValueError: no worker is available at the start.
+    Raises a ValueError if no worker is available at the start.
     """
 
     def __init__(self, cluster: Cluster):
@@ -40,11 +37,7 @@ class Workers(WorkerSlots, World):
         return set() if present is None else set(np.flatnonzero(~np.asarray(present(step))).tolist())
 
     def begin(self, step: int) -> None:
-        """Apply the losses and returns before a step.
-
-        Raises:
-          ValueError: no worker is left.
-        """
+        """Apply the losses and returns before a step. Raises a ValueError if no worker is left."""
         self._step = step
         gone = self._absent(step) | self._left
         lost, back = sorted(gone & set(self.members)), sorted(self._gone - gone)

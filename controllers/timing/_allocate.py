@@ -99,8 +99,8 @@ def fill(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> np.nda
 def water_level(total: int, times: BatchTime, lo: np.ndarray, hi: np.ndarray) -> float:
     """Return the time in which the workers could process `total` examples if sizes were real numbers.
 
-    The examples that a worker can process in a given time are `lo` up to t(lo), then jump to the end of the constant
-    part, and grow linearly up to `hi`. The sum over workers is piecewise linear with up to 2n kinks.
+    The examples that a worker can process in a time are `lo` up to t(lo), jump to the end of the constant part, and
+    grow linearly up to `hi`. Their sum over workers is piecewise linear with up to 2n kinks.
     """
     slope, intercept, _ = times
     starts, ends = times(lo), slope * hi + intercept

@@ -34,9 +34,8 @@ class ChangePoints(NamedTuple):
     """Change-point detector of n workers. A pytree of arrays; methods return a new one.
 
     References:
-      Lai 1995, "Sequential changepoint detection in quality control and dynamical systems", for the window-limited
-      likelihood ratio; Wu et al. 2024, "Falcon: Pinpointing and Mitigating Stragglers", for the two conditions of a
-      report.
+      Lai 1995, "Sequential changepoint detection in quality control and dynamical systems"; Wu et al. 2024, "Falcon:
+      Pinpointing and Mitigating Stragglers", for the two conditions of a report.
     """
 
     block: np.ndarray  # shape=(n, BLOCK), logarithms of the steps of the present block; NaN where unknown

@@ -51,9 +51,8 @@ class Exchange(NamedTuple):
         if now.steps <= SETTLE or not (np.isfinite(seconds) and 0 < compute < np.inf):
             return now
         new, mean = max(seconds - compute, 0.0), float(now.present)
-        if mean >= 0:
-            pause = new > 10 * mean > 0  # counts as twice the mean
-            new = mean + ((2 * mean if pause else new) - mean) / MEMORY
+        if mean >= 0:  # a pause counts as twice the mean
+            new = mean + ((2 * mean if new > 10 * mean > 0 else new) - mean) / MEMORY
         return now._replace(present=np.asarray(new))
 
     def seconds(self, workers: int) -> float:

@@ -38,8 +38,8 @@ class Stretch(NamedTuple):
     def add(self, sizes: tuple[int, ...], seconds: np.ndarray, enough: float) -> tuple[Stretch, list[Look]]:
         """Add a step; `seconds` that are not positive count as unknown. Returns the new stretch, and ended ones.
 
-        A stretch ends once it has taken `enough` seconds, or when batch sizes change. The first step at new sizes
-        includes the cost of the change, so it is left out of stretches of several steps.
+        A stretch ends once it has taken `enough` seconds, or when batch sizes change. The first step at new sizes,
+        which includes the cost of the change, is left out of stretches of several steps.
         """
         before, changed = self.steps, sizes != tuple(self.sizes.tolist())
         valid = (seconds > 0) & (seconds < np.inf)

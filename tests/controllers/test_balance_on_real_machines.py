@@ -56,17 +56,6 @@ def test_a_split_that_gains_less_than_its_microbatches_cost_is_not_made():
     assert ours < 0.97 * equal
 
 
-def test_a_worker_of_half_the_speed_gets_a_size_of_few_microbatches():
-    """341 + 171 would take 6 calls more than 352 + 160, which is little off."""
-
-    def times():
-        return lambda step, sizes: 6e-6 * (sizes + 20 * (calls(sizes) - 1)) * np.array([1.0, 2.0])
-
-    ours, equal, sim, _ = run(times, 20.0)
-    assert calls(sim.sizes[-1]).max() <= 3
-    assert ours < 0.8 * equal
-
-
 class Shared:
     """Worker 1 has a busy neighbor on its core: they take turns, for some 4 ms each. A step's seconds hold the
     neighbor's turns that fall into it."""

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import adaptive as ad
 import controllers as ctrl
@@ -149,18 +147,6 @@ def test_a_control_used_after_its_hook_is_refused():
     for request in (c.barrier, c.stop, lambda: c.rescale(global_batch=8)):
         with pytest.raises(AdaptiveError, match="after the hook has returned"):
             request()
-
-
-@given(
-    asked=st.floats(0, 1e12),
-    lower=st.integers(1, 4),
-    spread=st.integers(0, 300),
-    n=st.integers(1, 9),
-)
-def test_a_granted_global_batch_can_be_split(asked, lower, spread, n):
-    c = control(batch_sizes=(8,) * n, lower=lower, upper=lower + spread)
-    c.rescale(global_batch=asked)
-    assert n * lower <= c.global_batch <= n * (lower + spread)
 
 
 # --- hook -------------------------------------------------------------------------------------------------------------

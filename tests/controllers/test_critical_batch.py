@@ -13,7 +13,6 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from controllers._critical_batch import _fit, _worth
 
 N, LR = 4096, 0.02
 SIZE = 16
@@ -83,21 +82,6 @@ def test_without_noise_examples_are_worth_less_in_large_batches():
     assert found.largest_equal == 4
 
 
-def test_the_fit_recovers_its_model():
-    for critical in (0.3, 5.0, 200.0):
-        exact = [(critical + 1) / (critical + k) for k in (1, 2, 4, 8)]
-        assert _fit(exact, (1, 2, 4, 8)) == pytest.approx(critical, rel=0.01)
-    assert _fit([1.0, 1.0], (1, 2)) == inf
-
-
-def test_a_loss_is_valued_by_the_base_branchs_examples():
-    course = [4.0, 3.0, 3.2, 1.0]
-    assert _worth(3.5, course) == pytest.approx(1 / 6)
-    assert _worth(2.0, course) == pytest.approx(2 / 3 + 1 / 6)
-    assert _worth(0.5, course) == 1.0
-    assert _worth(5.0, course) == _worth(inf, course) == 0.0
-
-
 def test_a_branch_that_diverges_is_worth_nothing():
     def driver(w, batch):
         lr = ad.hyperparameter("lr", 0.1)
@@ -122,7 +106,6 @@ def test_a_branch_that_diverges_is_worth_nothing():
         ({"factors": (1,)}, ad.DriverError, "factors ascend from 1"),
         ({"factors": (1, 4, 2)}, ad.DriverError, "factors ascend from 1"),
         ({"examples": 31}, ad.DriverError, "examples must be at least 32"),
-        ({"tolerance": -1.0}, ad.DriverError, "tolerance is a difference of losses"),
         ({"hyperparameters": lambda k: {"lr": k}}, ad.DriverError, "no hyperparameter 'lr'"),
         ({"factors": (1, 4096), "examples": 4 * 4096}, ad.BatchSizeError, "larger than the data set"),
     ],

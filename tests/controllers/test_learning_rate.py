@@ -13,8 +13,6 @@ import pytest
 
 import adaptive as ad
 import controllers as ctrl
-from adaptive.graph.trace import trace
-from adaptive.operators.sources import source_p
 from monitors import NoiseScale
 
 
@@ -74,16 +72,6 @@ def test_a_warm_up_goes_to_the_new_factor_over_some_steps():
     assert found[0] == pytest.approx(2 - 2 / 3)
     assert np.all(np.diff(found) > 0)
     assert found[-1] == pytest.approx(2, rel=0.01)
-
-
-def test_the_batch_is_read_in_the_graph():
-    tx = ctrl.scale_by_batch("linear", base=4)
-
-    def driver(state, batch):
-        return state, {"u": jax.jit(lambda u: tx.update(u, tx.init(u))[0])(jnp.ones(2))}
-
-    graph = trace(driver, np.zeros((), np.float32), np.zeros((2, 1), np.float32), capacity=2)
-    assert [e.primitive for e in graph.eqns].count(source_p) == 1
 
 
 def test_without_a_signal_the_last_factor_stays():

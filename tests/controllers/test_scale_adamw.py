@@ -108,25 +108,11 @@ def test_a_schedule_counts_base_batches():
     np.testing.assert_allclose(rates, [0, 1 * 2, 5 * 2], rtol=1e-5)  # sqrt(s) = 2
 
 
-def test_a_learning_rate_of_a_schedule_is_scaled():
-    def driver(state, batch):
-        tx = ctrl.scale_adamw(ad.hyperparameter("lr", 1.0), base=4, b1=0.0, b2=0.0, eps=0.0, weight_decay=0.0)
-        updates, state = tx.update(jnp.ones(()), state, jnp.zeros(()))
-        ctrl.hook(ctrl.schedule({0: 4, 8: 16}, by="examples", lr={0: 1.0, 8: 0.25}))
-        return state, {"rate": -updates}
-
-    state = ctrl.scale_adamw(1.0, base=4).init(jnp.zeros(()))
-    with ad.Program(driver, state, DATA, global_batch=4, deterministic=True) as program:
-        steps = [(r.global_batch, float(r.metrics["rate"])) for r in program.run(steps=3)]
-    assert steps == [(4, 1.0), (4, 1.0), (16, pytest.approx(0.5))]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"base": 0}, "base is a number of examples"),
         ({"base": "64"}, "base is a number of examples"),
-        ({"base": 64, "learning_rate": -1.0}, "the learning rate is not negative"),
         ({"base": 64, "b1": 1.0}, "b1 and b2 are from 0 to below 1"),
         ({"base": 64, "weight_decay": float("nan")}, "eps and weight_decay not negative"),
     ],

@@ -50,14 +50,6 @@ def test_workers_and_batch_settle_where_goodput_is_near_its_best(per_worker, fir
     assert len(np.flatnonzero(np.diff(simulation.workers[700:]))) == 0  # it has come to rest
 
 
-@pytest.mark.long
-def test_the_more_a_worker_has_to_be_worth_the_fewer_there_are():
-    numbers = [int(settled(cluster_of(), 256, 1500, worth=worth).workers[-1]) for worth in (0.0, 0.5, 1.0)]
-    assert numbers == sorted(numbers, reverse=True)
-    assert numbers[0] > numbers[1]
-    assert numbers[2] <= 2
-
-
 def test_a_slow_worker_that_was_measured_is_not_asked_for_again():
     """The worker joins for a while, gains nothing, returns to the reserve, and is remembered."""
     slow = ctrl.timing.BatchTime(np.array([UNIT, UNIT, 100 * UNIT]), np.array([FIXED, FIXED, 2.0]))

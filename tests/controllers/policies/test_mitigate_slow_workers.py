@@ -94,12 +94,6 @@ def test_without_a_reserve_the_run_ends_when_that_is_cheaper():
     assert any("more than a restart (1 s): the run ends" in note for _, note in notes(simulation))
 
 
-def test_equal_workers_are_left_alone():
-    simulation = run(factor=1.0)
-    assert workers(simulation) == []
-    assert not any("takes" in note for _, note in notes(simulation))
-
-
 @pytest.mark.parametrize(("name", "seed"), [("affine", 2), ("growing", 0), ("knees", 0), ("noisy", 1)])
 def test_changes_of_batch_sizes_are_not_taken_for_slow_workers(name, seed):
     case = scenario(name, 8, 300, seed)

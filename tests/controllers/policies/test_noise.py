@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive.base.errors import DriverError
 from monitors import NoiseScale
 from tests.controllers.observations import Noise, observe
 
@@ -87,36 +83,3 @@ def test_batches_are_multiples_of_the_quantum_on_every_worker():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ctrl.noise_batch(**wrong)
-
-
-def test_values_that_are_no_noise_scale_are_refused():
-    for values in ((np.ones(3),), (None,), ()):
-        with pytest.raises(DriverError, match="noise_scale"):
-            ctrl.noise_batch().check(values, 2, "noise_batch")
-
-
-@given(
-    scale=st.floats(0, 1e9),
-    spread=st.floats(1, 1e3),
-    now=st.integers(1, 3000),
-    quantum=st.integers(1, 64),
-    most=st.integers(1, 3000),
-)
-def test_batches_keep_the_limits_for_any_noise_scale(scale, spread, now, quantum, most):
-    noise = Noise(scale, scale / spread, scale * spread)
-    batch = asked(ctrl.noise_batch(), noise, batch_sizes=(now, now), upper=max(now, most), quantum=quantum)
-    if batch is not None:
-        assert 2 <= batch <= 2 * max(now, most)
-        assert batch <= max(2 * 2 * now + quantum, 2 * quantum)  # twice, rounded to the nearest multiple of 2 quanta
-
-
-def test_a_batch_reaches_the_noise_scale_and_stays():
-    policy, sizes = ctrl.noise_batch(), (32, 32)
-    seen = []
-    for step in range(12):
-        decision, _ = policy.update(observe(Noise(1000, 900, 1100), step=step, batch_sizes=sizes), ())
-        if decision:
-            sizes = (decision.global_batch // 2,) * 2
-        seen.append(sum(sizes))
-    assert seen[:5] == [128, 256, 512, 900, 900]
-    assert set(seen[5:]) == {900}

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import controllers as ctrl
-from adaptive.base.errors import DriverError
 from tests.controllers.observations import Noise, observe
 
 
@@ -101,30 +97,3 @@ def test_the_batch_is_brought_to_that_of_the_workers_and_asked_for_once():
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ValueError, match="noise_workers"):
         ctrl.noise_workers(**({"examples_per_worker": 8} | wrong))
-
-
-def test_values_that_are_no_noise_scale_are_refused():
-    with pytest.raises(DriverError, match=r"ctrl.noise_workers\(\)"):
-        ctrl.noise_workers(8).check((np.ones(3),), 2, "noise_workers")
-
-
-@given(
-    scale=st.floats(0, 1e6),
-    width=st.floats(1, 4),
-    there=st.integers(1, 16),
-    growth=st.floats(1.01, 10),
-    each=st.integers(1, 500),
-)
-def test_one_decision_is_enough_and_within_its_bounds(scale, width, there, growth, each):
-    """Each number is requested once, and moves towards the noise scale by at most the growth."""
-    policy, noise = ctrl.noise_workers(each, growth=growth), Noise(scale, scale / width, scale * width)
-    got = asked(policy, noise, there=there, batch=each * there)
-    if got is None:
-        return
-    n, batch = got
-    assert batch == n * each
-    assert 1 <= n <= 16
-    assert min(there - 1, math.floor(there / growth)) <= n <= max(there + 1, math.ceil(there * growth))
-    ideal = min(max(scale / each, 1), 16)
-    assert abs(n - ideal) <= abs(there - ideal) + 0.5
-    assert asked(policy, noise, there=there, target=n, batch=each * there) is None

@@ -103,12 +103,6 @@ def test_holes_are_bridged(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_constant_speed_is_predicted_to_stay(name):
-    said = predictions(ALL[name], np.full((2, 200), 50.0), np.ones((2, 200, 1)))
-    np.testing.assert_allclose(said[:, 1:], 50, rtol=1e-3)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_workers_are_predicted_each_for_itself(name):
     together = predictions(ALL[name], SPEEDS[:, :150], INPUTS[:, :150])
     alone = predictions(ALL[name], SPEEDS[1:2, :150], INPUTS[1:2, :150])

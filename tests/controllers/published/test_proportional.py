@@ -30,23 +30,6 @@ def test_renormalized_it_is_there_in_one_step():
     ]
 
 
-def test_renormalized_it_is_the_rule_of_dbs():
-    rng = np.random.default_rng(0)
-    sizes, seconds = rng.uniform(10, 100, 6), rng.uniform(0.1, 1, 6)
-    step = proportional_step(sizes, seconds)
-    np.testing.assert_allclose(step / step.sum(), (sizes / seconds) / (sizes / seconds).sum())
-
-
-def test_with_a_fixed_cost_the_error_shrinks_by_its_share():
-    """c / T* = 2 / 11.6 of it is left after a step: 51.2, 9.1, 1.53, .26, .045."""
-    sizes, off = np.full(3, 64.0), []
-    for _ in range(5):
-        off.append(np.abs(sizes - [28.8, 48, 115.2]).max())
-        sizes = proportional_step(sizes, 2 + sizes / CORES)
-        sizes *= 192 / sizes.sum()
-    np.testing.assert_allclose(off, [51.2, 9.1, 1.53, 0.26, 0.045], rtol=0.03)
-
-
 def test_an_upper_bound_is_learnt_where_throughput_drops():
     def thrashes(b):
         return np.where(b > 110, 2.0, 1.0) * b / CORES  # all workers, from 110 examples on
@@ -56,15 +39,6 @@ def test_an_upper_bound_is_learnt_where_throughput_drops():
     assert sim.sizes[:, 2].max() > 110
     assert sim.sizes[-1, 2] == 64  # what it had before
     assert path(ctrl.published.proportional(drop=None), thrashes, [64] * 3, 400, every=10)[-1][2] > 64
-
-
-def test_a_flat_slow_worker_collapses():
-    """Why `balance` exists."""
-    flat = ctrl.timing.BatchTime(np.array([0.05, 0.1, 0.1, 0.1]), 0.0, np.array([20.0, 0, 0, 0]))
-    tried = path(ctrl.published.proportional(), flat, [100] * 4, 400, every=10)
-    assert [sizes[0] for sizes in tried[:4]] == [100, 57, 34, 22]
-    assert tried[-1][0] < 5
-    assert flat(tried[-1]).max() == flat(tried[0]).max()
 
 
 @pytest.mark.parametrize("wrong", [{"dead_band": -0.1}, {"smoothing": 1.1}, {"window": 0}])

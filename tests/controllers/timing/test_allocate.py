@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 import controllers as ctrl
 from adaptive.base.errors import BatchSizeError
-from controllers.timing._allocate import fill
 
 LBB = ctrl.timing.BatchTime((0.5931, 0.5808, 0.6023, 2.6714), (5.896, 7.152, 8.291, 50.982))  # milliseconds
 
@@ -39,13 +37,6 @@ def problems(draw, max_workers=4, max_size=7):
 def brute_force(total, times, lower, upper):
     ranges = [range(a, b + 1) for a, b in zip(lower, upper, strict=True)]
     return min(times(np.array(split)).max() for split in itertools.product(*ranges) if sum(split) == total)
-
-
-def greedy(total, times, lower, upper):
-    sizes = np.array(lower)
-    for _ in range(total - sizes.sum()):
-        sizes[np.argmin(np.where(sizes < upper, times(sizes + 1), np.inf))] += 1
-    return sizes
 
 
 def assert_splits(sizes, total, lower, upper):
@@ -78,24 +69,6 @@ def test_the_four_gpus_of_lbb():
     assert sizes.tolist() == [166, 167, 159, 20]
     assert LBB(sizes).max() == pytest.approx(104.41, abs=0.01)
     assert LBB(np.full(4, 128)).max() / LBB(sizes).max() == pytest.approx(3.76, abs=0.01)
-
-
-def test_affine_times_meet_the_closed_form():
-    slope, intercept = np.asarray(LBB.slope), np.asarray(LBB.intercept)
-    speed = (1 / slope).sum()
-    for total in (512, 5_000, 500_000):
-        level = (intercept / slope).sum() / speed + total / speed
-        sizes = ctrl.timing.allocate(total, LBB, 1, total)
-        assert np.abs(sizes - (level - intercept) / slope).max() <= 1
-        assert level <= LBB(sizes).max() <= level + slope.max()
-
-
-def test_proportional_times_give_proportional_sizes():
-    assert ctrl.timing.allocate(192, ctrl.timing.BatchTime(1 / np.array([3.0, 5, 12])), 1, 192).tolist() == [
-        29,
-        48,
-        115,
-    ]
 
 
 def test_near_keeps_a_worker_of_constant_time():
@@ -136,21 +109,3 @@ def test_an_impossible_split_is_refused_with_the_numbers(quantum):
         ctrl.timing.allocate(10, ctrl.timing.BatchTime((np.nan, 1.0)), 1, 300)
     with pytest.raises(BatchSizeError, match="must not decrease"):
         ctrl.timing.allocate(10, ctrl.timing.BatchTime((-1.0, 1.0)), 1, 300)
-
-
-def test_a_batch_time_is_a_pytree_that_pickles():
-    assert pickle.loads(pickle.dumps(LBB)) == LBB
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_of_many_workers_the_cheapest_units_are_those_of_the_greedy(seed):
-    """Ties go to the first worker; some times have floors."""
-    rng = np.random.default_rng(seed)
-    n = 90
-    slopes = rng.choice([0.0, 1.0, 2.0, 3.0], n) if seed % 2 else rng.uniform(0.5, 3.0, n)
-    times = ctrl.timing.BatchTime(slopes, rng.choice([0.0, 1.0], n), rng.choice([0.0, 5.0], n))
-    lower, upper = np.zeros(n, np.int64), rng.integers(1, 12, n)
-    for total in (1, 7, int(upper.sum()) // 2, int(upper.sum())):
-        found = fill(total, times, lower, upper)
-        assert_splits(found, total, lower, upper)
-        assert times(found).max() == times(greedy(total, times, lower, upper)).max()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import controllers as ctrl
 
@@ -69,15 +68,6 @@ def test_a_change_of_speed_is_followed_at_once_and_keeps_the_shape():
     assert model.pace.steps.max() <= 10
 
 
-@pytest.mark.parametrize("when", [1, 3, 5, 8])
-def test_a_change_of_speed_is_not_averaged_over(when):
-    model = run(ctrl.timing.TimeModel.init(1), [100], 30, ctrl.timing.BatchTime(np.array([1e-3])))
-    model = run(model, [100], when, ctrl.timing.BatchTime(np.array([1e-3])), seed=1)
-    model = run(model, [100], 10 - when, ctrl.timing.BatchTime(np.array([2e-3])), seed=2)
-    found = model.fit()(100)[0]
-    assert abs(found - 0.2) < 0.02
-
-
 def test_later_changes_at_one_size_are_not_attributed_to_the_size():
     """Or else a controller that makes sizes follow a drift would find times flat."""
     one = ctrl.timing.BatchTime(np.array([1e-3]))
@@ -109,15 +99,6 @@ def test_a_ninth_size_replaces_the_farthest():
     np.testing.assert_allclose(model.fit()(1000), floor(1000), rtol=0.05)
 
 
-def test_single_pauses_are_not_the_speed():
-    rng = np.random.default_rng(0)
-    model = ctrl.timing.TimeModel.init(1)
-    for _ in range(30):
-        pause = 10.0 if rng.random() < 0.1 else 0.0
-        model = model.observe(np.array([100]), np.array([0.1 * (1 + 0.03 * rng.standard_normal()) + pause]))
-    np.testing.assert_allclose(model.fit()(100), 0.1, rtol=0.02)
-
-
 def test_invalid_times_count_as_missing():
     model = ctrl.timing.TimeModel.init(4)
     model = model.observe(np.full(4, 100), np.full(4, 0.1))
@@ -125,14 +106,6 @@ def test_invalid_times_count_as_missing():
         model = model.observe(np.full(4, 100), np.array([0.1, wrong, 0.1, wrong]))
     assert model.measured.tolist() == [True, False, True, False]
     np.testing.assert_allclose(model.fit()(100)[[0, 2]], 0.1)
-
-
-def test_noise_is_estimated():
-    for true in (0.02, 0.05, 0.15):
-        model = ctrl.timing.TimeModel.init(1)
-        for k in range(20):
-            model = run(model, [100], 10, ctrl.timing.BatchTime(np.array([1e-3])), true, seed=k)
-        assert model.pace.noise[0] == pytest.approx(true, rel=0.25)
 
 
 def test_times_never_fall_as_batches_grow():
