@@ -12,7 +12,7 @@ import adaptive as ad
 from adaptive.base.decision import Decision, Limits
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.decision_digest import DecisionDigest
-from adaptive.control.decisions import Decisions
+from adaptive.control.decisions import Decisions, apply_decision
 from adaptive.control.hooks import HookOutcome, TakenStep
 from adaptive.control.membership import Membership
 from adaptive.control.requests import Request
@@ -92,6 +92,13 @@ def test_on_machines_of_several_kinds_the_first_process_decides():
     world = World(Decision(20))
     decisions_of(Hooks(None, ()), world, heterogeneous=True)[0].after_step(STEP, [])
     assert world.gathered == 0, "no hook was due"
+
+
+def test_a_note_on_sizes_names_the_hook_that_asked_for_them():
+    _, sizes, membership, *_ = decisions_of(Hooks(None))
+    requests = [Request("few", 7, Decision(workers=1)), Request("much", 7, Decision(99))]
+    (note,) = apply_decision(Decision(99, workers=1), sizes, membership, requests)
+    assert note.startswith("hook 'much': global batch 99 clipped to 40")
 
 
 def test_by_hand_a_request_is_exact_for_the_workers_to_come():
