@@ -52,3 +52,11 @@ def test_rows_from_one_key_are_noted(draw):
 )
 def test_draws_that_no_split_changes_are_not(draw):
     assert notes(with_noise(draw)) == []
+
+
+def test_a_key_from_the_examples_differs_between_microbatches():
+    def loss(w, batch):
+        key = jax.random.fold_in(ad.step_key(), batch["y"].sum().astype(jnp.int32))
+        return with_noise(lambda shape: jax.random.normal(key, shape))(w, batch)
+
+    assert notes(loss) == []

@@ -193,6 +193,16 @@ def test_a_collective_in_a_function_with_rules_of_its_own_is_inlined():
     assert len(equations(traced(differentiated, 0.0), collective_p)) == 2
 
 
+def test_a_mutable_array_is_refused_with_its_line():
+    def driver(state, batch):
+        ref = jax.new_ref(state)
+        return state + ref[...], {}
+
+    with pytest.raises(ad.CollectiveError, match=r"a mutable array \(jax.new_ref\)") as error:
+        traced(driver, W)
+    assert pointed_at(error.value) == ["ref = jax.new_ref(state)"]
+
+
 def test_a_gradient_through_a_collective_is_refused():
     def driver(state, batch):
         return state - jax.grad(lambda w: comm.all_reduce(mean_loss(w, batch)))(state), {}
