@@ -97,9 +97,8 @@ def scale_adamw(
         mu = jax.tree.map(lambda m, g: _mix(m, g, keep1), state.mu, updates)
         nu = jax.tree.map(lambda v, g: _mix(v, (g * g.conj()).real * s.astype(v.dtype), keep2), state.nu, updates)
         seen1, seen2 = 1 - b1**progress, 1 - b2**progress
-        steps = jax.tree.map(
-            lambda m, v: m / seen1.astype(v.dtype) / (jnp.sqrt(v / seen2.astype(v.dtype)) + eps), mu, nu
-        )
+        root = jax.tree.map(lambda v: jnp.sqrt(v / seen2.astype(v.dtype)) + eps, nu)
+        steps = jax.tree.map(lambda m, r: m / seen1.astype(r.dtype) / r, mu, root)
         steps, decayed = decay.update(steps, state.decay, params)
         steps = jax.tree.map(lambda u: u * jnp.asarray(-rate * s, u.dtype), steps)
         return steps, ScaleAdamWState(progress, mu, nu, decayed)

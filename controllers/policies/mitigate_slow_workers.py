@@ -81,9 +81,8 @@ def mitigate_slow_workers(
 
     def init(n_workers: int) -> MitigationState:
         zeros, steps, none = (np.zeros(n_workers, dtype) for dtype in (float, np.int64, bool))
-        learned = inner.init(n_workers), TimeModel.init(n_workers), zeros + 1, zeros, steps
-        changes = ChangePoints.init(n_workers)
-        return MitigationState(*learned, changes, steps, none, zeros, none, none, np.asarray(0))
+        of_sizes = inner.init(n_workers), TimeModel.init(n_workers), zeros + 1, zeros, steps
+        return MitigationState(*of_sizes, ChangePoints.init(n_workers), steps, none, zeros, none, none, np.asarray(0))
 
     def update(observation: Observation, state: MitigationState) -> tuple[Decision | None, MitigationState]:
         seconds = seconds_of(observation)

@@ -77,10 +77,7 @@ class Cluster:
 
 
 def stages(factors: Mapping[int, ArrayLike], n: int) -> Trace:
-    """Return slowdowns that are constant from each given step to the next: `{0: 1.0, 100: (1, 3)}`.
-
-    Raises a ValueError if no entry is for step 0 or 1.
-    """
+    """Return slowdowns that are constant from each given step to the next. Raises a ValueError without step 0 or 1."""
     starts = np.array(sorted(factors))
     if not len(starts) or starts[0] > 1:
         raise ValueError(f"stages: the first entry must be for step 0; it is for step {starts[:1]}.")

@@ -42,10 +42,9 @@ def about(name: str) -> str:
 
 
 def scenario(name: str, workers: int = 8, steps: int = 600, seed: int = 0) -> Scenario:
-    """Return a scenario by name, for at least 2 workers; events are at fractions of the number of steps.
+    """Return a scenario by name; events are at fractions of `steps`.
 
-    Raises:
-      ValueError: there is no such scenario, or there are fewer than 2 workers.
+    Raises a ValueError if there is no such scenario, or fewer than 2 workers.
     """
     if name not in _makers:
         raise ValueError(f"no scenario is called {name!r}; known are {', '.join(_makers)}.")

@@ -51,7 +51,7 @@ def allocate(
     """
     n = max(np.size(part) for part in (*models, lower, upper))
     times = BatchTime(*(np.broadcast_to(np.asarray(part, np.float64), n) for part in models))
-    if not (all(np.isfinite(part).all() for part in times) and times.slope.min() >= 0):
+    if not (np.isfinite(times).all() and times.slope.min() >= 0):
         raise BatchSizeError(f"allocate: step times must be finite and must not decrease with the batch; got {models}.")
     lo, hi = (np.broadcast_to(np.asarray(bound, np.int64), n) for bound in (lower, upper))
     if not _feasible(global_batch, lo, hi):

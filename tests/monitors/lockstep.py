@@ -118,10 +118,6 @@ def _combine(params: dict[str, Any], operands: list[list[Any]]) -> list[Any]:
     n = len(operands_of(operands[0], params).values)
     columns = [np.stack([np.asarray(row[j]) for row in operands]) for j in range(n)]
     how = params["how"]
-    if how.name == "all_gather":
-        return columns
-    if how.name == "broadcast":
-        return [column[how.root] for column in columns]
     plain = type(how).encode is Collective.encode and type(how).decode is Collective.decode
     if not plain:
         raise NotImplementedError(f"{how.name} encodes what it sends: test it in a program over a LocalWorld")

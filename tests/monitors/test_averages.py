@@ -39,15 +39,6 @@ def test_moments_are_those_of_the_definition(decay):
         assert got.correlation == pytest.approx(scatter[0, 1] / spread.prod(), abs=1e-4)
 
 
-def test_a_constant_is_its_own_average_and_the_first_sample_too():
-    x = np.tile(np.float32([0.1, 0.3]), (50, 1))
-    for steps in (1, 50):
-        averages = after(x[:steps], 0.9)
-        np.testing.assert_array_equal(averages.mean, x[0])
-        np.testing.assert_array_equal(averages.spread, 0)
-        assert averages.correlation == 0
-
-
 @pytest.mark.parametrize("bad", [(np.nan, 1.0), (1.0, np.inf), (np.nan, np.nan)])
 def test_a_sample_that_is_not_finite_changes_nothing(bad):
     x = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float32)

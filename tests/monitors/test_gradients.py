@@ -36,10 +36,6 @@ def test_the_variance_keeps_no_state_and_sends_three_numbers():
     assert sent == ["source examples", "source microbatches", "all_reduce(op='sum') () () ()"]
 
 
-def test_one_worker_has_no_variance():
-    assert np.isnan(Lockstep(variance).step([(jnp.ones(3),)], [reading(examples=8)])[0])
-
-
 def test_one_gradient_as_both_arguments_is_refused():
     own = jnp.ones(3)
     assert np.isnan(mon.gradient_variance(own, own))  # alone, a gradient is its own mean

@@ -40,7 +40,3 @@ def test_a_leaf_without_a_name_is_left_out():
 def test_functions_that_do_not_separate_layers_are_refused(by, text):
     with pytest.raises(ad.CollectiveError, match=rf"^noise_scale \(test_layer_sets.py:\d+\): (?s:.)*{text}"):
         layer_sets(GRADS, by)
-
-
-def test_a_single_leaf_is_a_single_set():
-    assert layer_sets(jnp.ones(3), lambda path: "all") == {"all": [0]}

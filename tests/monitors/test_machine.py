@@ -12,7 +12,7 @@ import monitors as mon
 from monitors import _machine
 from monitors._machine import CpuShare, CpuTimes, Paced
 
-from .lockstep import Lockstep, graph, operators, reading
+from .lockstep import graph, operators, reading
 
 TWO = frozenset({0, 1})
 
@@ -34,11 +34,6 @@ def test_cores_used_by_others_are_not_available():
     assert share(start, CpuTimes(TWO, 102, 51, 10)) == [0.5]  # one of two cores is another's
     assert share(start, CpuTimes(TWO, 102, 50, 10.5)) == [0.25]
     assert share(start, CpuTimes(TWO, 102, 50, 12.1)) == [1.0]  # ticks are coarser than our own clock
-
-
-def test_each_reading_is_of_the_time_since_the_last():
-    found = share(CpuTimes(TWO, 100, 50, 10), CpuTimes(TWO, 102, 50, 11), CpuTimes(TWO, 104, 50, 13))
-    assert found == [0.5, 1.0]
 
 
 def test_counters_that_cannot_be_compared_are_not():
@@ -83,14 +78,6 @@ def test_they_are_sources_and_not_measured_outside_a_program(name):
     assert operators(graph(monitor)) == [f"source {name}"]
     assert np.isnan(monitor())
     assert monitor().dtype == np.float32
-
-
-def test_they_are_measured_where_the_step_starts(monkeypatch):
-    monkeypatch.setattr(_machine, "_cpu_share", lambda: lambda: 0.75)
-    monkeypatch.setattr(_machine, "_memory", lambda: lambda: 3e9)
-    both = Lockstep(lambda: (mon.cpu_available(), mon.memory_available()))
-    (found,) = both.step([()], [reading()])
-    assert [float(x) for x in found] == [0.75, 3e9]
 
 
 def test_the_processor_is_watched_from_when_the_driver_is_traced(monkeypatch):

@@ -7,13 +7,8 @@ import pytest
 
 import controllers as ctrl
 from adaptive.base.errors import DriverError
-from tests.controllers.observations import path
 
 CORES = np.array([3.0, 5.0, 12.0])
-
-
-def test_lb_bsp_splits_by_speed():
-    assert path(ctrl.published.lb_bsp(), lambda b: b / CORES, [64, 64, 64], 50) == [[64, 64, 64], [29, 48, 115]]
 
 
 def test_lb_bsp_warns_of_unsuitable_inputs():

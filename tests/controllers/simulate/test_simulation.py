@@ -184,13 +184,6 @@ def test_noise_does_not_depend_on_the_policy():
     assert (simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=5).noise != one.noise).any()
 
 
-def test_noise_has_the_named_distribution():
-    rng = np.random.default_rng(0)
-    drawn = jitter(0.2)(rng, 2000, 50)
-    assert drawn.mean() == pytest.approx(1, abs=0.003)
-    assert drawn.std() == pytest.approx(0.2, abs=0.005)
-
-
 def test_the_ideal_is_the_best_of_all_splits_at_the_speed_of_each_step():
     cluster = Cluster(AFFINE, stages({0: 1.0, 3: (1, 1, 3)}, 3), overhead=0.001, upper=np.array([7, 99, 99]))
     simulation = simulate(scripted(), cluster, 12, 4, jitter=0.0)

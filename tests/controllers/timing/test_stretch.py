@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import controllers as ctrl
 from controllers.timing.stretch import Stretch
@@ -49,14 +47,6 @@ def test_unknown_values_are_left_out_of_a_mean():
     np.testing.assert_allclose(look.seconds, [0.03, 0.03])
     (look,) = looks_of([((4, 0), (0.03, np.nan))] * 4, 0.09)
     np.testing.assert_allclose(look.seconds, [0.03, np.nan])
-
-
-@given(st.lists(st.tuples(st.sampled_from([(4, 4), (5, 3)]), st.tuples(st.floats(0, 1), st.floats(0, 1))), max_size=30))
-def test_without_a_length_every_step_is_looked_at(steps):
-    looks = looks_of(steps, 0.0)
-    assert [look.sizes.tolist() for look in looks] == [list(sizes) for sizes, _ in steps]
-    for look, (_, seconds) in zip(looks, steps, strict=True):
-        np.testing.assert_array_equal(look.seconds, np.where(np.array(seconds) > 0, seconds, np.nan))
 
 
 def test_a_policy_decides_every_25_ms_for_any_step_time():
