@@ -45,8 +45,9 @@ def test_unknown_values_are_left_out_of_a_mean():
     steps = [((4, 4), (0.01, 0.01)), ((4, 4), (np.nan, 0.02)), ((4, 4), (0.03, 0.04)), ((4, 0), (0.03, np.nan))]
     (look, *_) = looks_of(steps, 1.0)
     np.testing.assert_allclose(look.seconds, [0.03, 0.03])
-    (look,) = looks_of([((4, 0), (0.03, np.nan))] * 4, 0.09)
-    np.testing.assert_allclose(look.seconds, [0.03, np.nan])
+    for unknown in (np.nan, np.inf, 0.0, -1.0):
+        (look,) = looks_of([((4, 4), (0.03, unknown))] * 4, 0.09)
+        np.testing.assert_allclose(look.seconds, [0.03, np.nan])
 
 
 def test_a_policy_decides_every_25_ms_for_any_step_time():
