@@ -86,7 +86,8 @@ def from_iterator(
         DataError; 0 for no limit. By default 1.5 times the world's `hang_timeout`, and no limit on one process.
 
     Raises:
-      DataError: `make` is not a function; says the line to write instead.
+      DataError: `make` is not a function, and the text has the line to write instead; or `length` is not a positive
+        integer.
     """
     if length is not None and (whole(length) or 0) < 1:
         raise DataError(f"length={length!r}: write the number of examples in an epoch.")

@@ -86,7 +86,7 @@ class Stream:
 
     @property
     def epoch_length(self) -> int | None:
-        """Number of examples in an epoch; `None` if it is unknown, or there are no epochs. Replicated."""
+        """Number of examples in an epoch; `None` if it is unknown. Replicated."""
         return self._data.epochs(self.cursors)[1]
 
     def check_epochs(self, instead: str) -> None:

@@ -42,14 +42,6 @@ def test_a_run_ends_at_the_first_of_its_limits():
         assert float(second.state) == float(program.state)
 
 
-def test_totals_of_data_without_epochs():
-    data = ad.data.from_iterator(lambda: ({"x": np.ones(1, np.float32)} for _ in iter(int, 1)), length=float("inf"))
-    with program_of(data=data) as program:
-        with pytest.raises(ad.DataError):
-            next(program.run(until_epoch=3))
-        assert steps_of(program, until_step=2) == [1, 2]
-
-
 def test_a_hook_or_the_script_can_stop_a_run_and_the_next_run_continues():
     def driver(state, batch):
         ctrl.hook(lambda control: control.step == 3 and control.stop())
