@@ -152,7 +152,7 @@ def test_layers_that_are_left_out_or_not_finite():
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": -0.1}, {"confidence": 0}, {"confidence": 1.0}])
+@pytest.mark.parametrize("options", [{"decay": 1.0}, {"decay": -0.1}, {"confidence": -0.5}, {"confidence": 1.0}])
 def test_options_out_of_range_are_refused(options):
     (name,) = options
     with pytest.raises(ad.CollectiveError, match=rf"noise_scale \(test_noise.py:\d+\): {name}="):

@@ -78,8 +78,9 @@ def test_a_slow_worker_is_named_with_its_steps_why_and_what_it_cost(texts):
 def test_workers_of_one_host_are_named_together(read):
     busy = uneven(2000, 16, 0.03)
     busy[1000:1500, 8:12] *= 1.6
-    (phase,) = slow_phases(read(busy))
-    assert (phase.workers, phase.first, phase.end) == ([8, 9, 10, 11], 1000, 1500)
+    busy[300:500, 8:12] *= 1.6
+    found = [(phase.workers, phase.first, phase.end) for phase in slow_phases(read(busy))]
+    assert found == [([8, 9, 10, 11], 1000, 1500), ([8, 9, 10, 11], 300, 500)]  # by what they cost
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,8 @@ def test_processes_with_the_key_are_let_in_in_the_order_of_their_ranks(door):
         assert list(admitted) == [1, 2]
         admitted[1].send_bytes(b"hello")
     assert results[1].recv_bytes() == b"hello"
+    with socket.socket(fileno=os.dup(admitted[2].fileno())) as line:
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # a small message is not held back
 
 
 def test_a_process_that_does_not_connect_or_has_another_key_is_named(door, monkeypatch):
