@@ -81,7 +81,7 @@ def test_it_is_one_array_of_state_and_no_message():
     [
         (np.ones(2), {}, r"expected one real number, got float\d\d\[2\]"),
         (1j, {}, "expected one real number, got complex"),
-        (1.0, {"window": 4}, "window=4"),
+        (1.0, {"window": 7}, "window=7"),
         (1.0, {"factor": float("nan")}, "factor=nan"),
     ],
 )

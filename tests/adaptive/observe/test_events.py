@@ -28,6 +28,10 @@ def adapt(control, noise, rows, *rest):
         control.rescale(global_batch=6)
 
 
+def listen(control, loss):
+    pass
+
+
 def driver(state, batch):
     mean = comm.all_reduce(batch["y"].mean())
     noise = mon.NoiseScale(mean, mean, mean, mean, mean)
@@ -35,6 +39,7 @@ def driver(state, batch):
     ctrl.hook(adapt, noise, {"a": seconds}, mean, every=2)
     ctrl.hook(ctrl.balance(), seconds)
     ctrl.hook(ctrl.Policy(lambda n: (), lambda o, s: (None, s), "mine"), mean)
+    ctrl.hook(listen, mean)
     return state + mean, {}
 
 
@@ -65,6 +70,7 @@ def test_an_event_has_the_report_and_the_values_of_hooks(events):
     assert list(first.values) == [*noise, "rows['a']", "value_2"]
     assert heard[0].hooks[1].names == ("seconds",)  # as the policy calls it
     assert heard[0].hooks[2].names == ("value_0",)
+    assert heard[0].hooks[3].names == ("loss",)  # as the function calls it
     given, measured = heard[2].hooks[1].values["seconds"], heard[1].report.compute_seconds
     np.testing.assert_array_equal(given, np.float32(measured))
 

@@ -180,6 +180,7 @@ def test_noise_does_not_depend_on_the_policy():
     one = simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=4)
     other = simulate(scripted({3: ad.Decision(shares=(1.0, 2.0, 3.0))}), cluster, 12, 30, jitter=0.1, seed=4)
     np.testing.assert_array_equal(one.noise, other.noise)
+    np.testing.assert_allclose(one.seconds, cluster.times(one.sizes) * one.noise)
     assert (one.sizes != other.sizes).any()
     assert (simulate(scripted(), cluster, 12, 30, jitter=0.1, seed=5).noise != one.noise).any()
 
