@@ -13,7 +13,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 from adaptive.base import activity as _activity
-from adaptive.base.activity import COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity
+from adaptive.base.activity import COMPILING, COMPUTING, EXCHANGING, INPUT, OTHER, Activity, WorkerSeconds
 from adaptive.operators.hooks import hook
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import Recorder
@@ -135,3 +135,11 @@ def test_a_step_that_waits_for_its_input_says_so(monkeypatch):
         assert event.workers.input.tolist() == [pytest.approx(event.report.breakdown.input, rel=1e-3)] * 2
         assert event.workers.computing == pytest.approx(event.report.compute_seconds, rel=1e-3)
         assert (event.workers.busy >= event.workers.computing).all()
+
+
+def test_who_was_busy_for_less_has_waited_for_longer():
+    busy, none = np.float32([0.3, 0.1, 0.2, 0.0]), np.zeros(4, np.float32)
+    found = WorkerSeconds.measured(none, none, busy, range(1, 3), waited=0.15)
+    np.testing.assert_allclose(found.waiting, [0.05, 0.25, 0.15, 0], rtol=1e-6)
+    alone = WorkerSeconds.measured(none, none, busy, range(1, 3), waited=0.0)  # another one had no messages to wait in
+    np.testing.assert_allclose(alone.waiting, [0, 0.2, 0.1, 0], rtol=1e-6)
