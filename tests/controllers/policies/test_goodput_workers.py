@@ -65,6 +65,7 @@ def test_goodput_workers_stays_within_its_bounds():
     steps = simulation.workers[1:] / simulation.workers[:-1]
     assert steps.max() <= 1.5
     assert (settled(cluster_of(per_worker=1.0, first=4), 256, steps=200, min_workers=3).workers >= 3).all()
+    assert settled(cluster_of(per_worker=1.0, first=2), 256, steps=200).workers[-1] == 1
 
 
 def test_goodput_workers_waits_for_requested_workers():
