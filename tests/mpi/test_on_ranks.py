@@ -78,6 +78,19 @@ def test_states_that_differ_until_they_are_broadcast(world):
         program.step()
 
 
+def test_a_rank_that_fails_while_it_builds_a_program(world):
+    def driver(state, batch):
+        if odd(world):
+            raise OSError("no such file")
+        return descend(state, batch)
+
+    with pytest.raises(OSError if odd(world) else ad.WorkerError) as caught:
+        build(driver, 0.0, make_data(), N, world=world)
+    if not odd(world):
+        assert f"rank {world.size - 1} failed in building" in str(caught.value)
+        assert "no such file" in str(caught.value)
+
+
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
