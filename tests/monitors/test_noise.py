@@ -159,6 +159,15 @@ def test_options_out_of_range_are_refused(options):
         mon.noise_scale(jnp.ones(3), jnp.ones(3), **options)
 
 
+def test_a_gradient_that_was_not_averaged_is_refused():
+    def driver(w, batch):
+        grads = batch.mean(0) - w
+        return w, {"scale": mon.noise_scale(grads, 2 * grads).scale}
+
+    with pytest.raises(ad.CollectiveError, match=r"noise_scale \(test_noise.py:\d+\)"):
+        ad.Program(driver, jnp.zeros(3), np.ones((12, 3), np.float32), global_batch=12, world=LocalWorld(3))
+
+
 # --- a program --------------------------------------------------------------------------------------------------------
 
 

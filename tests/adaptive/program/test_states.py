@@ -99,3 +99,15 @@ def test_python_numbers_in_the_state_are_promoted_as_jit_does():
 
     with pytest.raises(ad.DriverError, match=r"changes state\['w'\] from bfloat16\[6\] to float32\[6\]"):
         build(hardening, state, data, 48, world=LocalWorld(3))
+
+
+def test_a_number_of_python_has_the_type_of_later_steps_in_the_first_one():
+    """A weak type would have gone after one step, and with it what the driver computes in half precision."""
+
+    def driver(state, batch):
+        return state * np.float32(2), {"product": state * comm.all_reduce(batch["half"].mean())}
+
+    with jax.numpy_dtype_promotion("standard"):
+        data = {"half": np.ones(8, jnp.bfloat16)}
+        with ad.Program(driver, 1.0, data, global_batch=4, world=LocalWorld(2)) as program:
+            assert [program.step().metrics["product"].dtype for _ in range(2)] == [np.float32] * 2
