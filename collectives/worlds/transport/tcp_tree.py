@@ -170,9 +170,8 @@ def _of_everyone(data: bytes) -> list[bytes]:
             found.set_exception(error)
 
     found: Future[np.ndarray] = Future()
-    threading.Thread(
-        target=gather, name="adaptive-first-gather", daemon=True
-    ).start()  # abandoned, if one does not come
+    # The thread is abandoned if a process does not come.
+    threading.Thread(target=gather, name="adaptive-first-gather", daemon=True).start()
     try:
         return [bytes(row) for row in found.result(SECONDS_TO_COME)]
     except TimeoutError:
