@@ -20,7 +20,6 @@ from tests.speed import limit
 from .problem import (
     DATA,
     EXAMPLES,
-    FEATURES,
     RATE,
     START,
     check_descent,
@@ -88,26 +87,6 @@ def test_the_noise_scale_of_single_examples(devices):
     np.testing.assert_allclose(metrics["noise"].trace, of_examples.var(0, ddof=1).sum(), rtol=1e-10)
 
 
-def test_monitors_measure_the_gradient_the_replicas_and_the_time(devices):
-    def driver(state, batch):
-        grads = jax.grad(mean_loss)(state["w"], batch)
-        avg_grads = comm.all_reduce(grads)
-        return state, {
-            "norm": mon.gradient_norm(avg_grads),
-            "avg": avg_grads,
-            "mean": mon.ema(avg_grads, decay=0.5),
-            "bad": mon.nonfinite(grads),
-            "seconds": comm.all_gather(mon.compute_seconds()),
-        }
-
-    with ad.Program(driver, {"w": START}, DATA, global_batch=12, world=devices, resizable=False) as program:
-        reports = [jax.tree.map(np.asarray, program.step().metrics) for _ in range(3)]
-    np.testing.assert_allclose(reports[0]["norm"], np.linalg.norm(reports[0]["avg"]), rtol=1e-10)
-    np.testing.assert_allclose(reports[0]["mean"], reports[0]["avg"], rtol=1e-6)  # corrected for its start
-    assert reports[0]["bad"] == 0
-    assert (reports[-1]["seconds"] > 0).all()
-
-
 # --- what follows it --------------------------------------------------------------------------------------------------
 
 
@@ -169,17 +148,6 @@ def test_the_number_of_workers_follows_the_noise_scale():
     assert reports[-1].batch_sizes == (8, 8, 8)
 
 
-def test_a_schedule_sets_the_batch_without_measurements(devices):
-    def driver(w, batch):
-        ctrl.hook(ctrl.schedule({0: 6, 3: 12, 5: 24}))
-        return descend(w, batch)
-
-    with ad.Program(driver, START, DATA, global_batch=6, world=devices, deterministic=True) as program:
-        reports = list(program.run(steps=7))
-        check_descent(program.state, reports)
-    assert [report.global_batch for report in reports] == [6, 6, 6, 12, 12, 24, 24]
-
-
 def test_hyperparameters_set_by_hooks_are_in_force_in_the_next_step_and_compile_nothing(devices):
     traces = []
 
@@ -238,30 +206,3 @@ def test_a_size_is_in_force_only_when_its_kernel_is_ready_and_no_step_waits(devi
     assert {report.batch_sizes for report in before} == {(2, 2, 2)}
     assert len({report.waited_seconds for report in before}) == 1
     assert after[-1].batch_sizes == (8, 8, 8)
-
-
-def test_sizes_and_numbers_of_workers_that_are_impossible_are_errors(devices):
-    with ad.Program(descend, START, DATA, global_batch=12, world=devices) as program:
-        with pytest.raises(ad.BatchSizeError):
-            program.rescale(global_batch=2)  # of three workers
-        with pytest.raises(ad.BatchSizeError):
-            program.rescale(shares=[1, 2])
-        with pytest.raises(ad.WorkerCountError):
-            program.rescale(workers=4)
-        assert program.step().batch_sizes == (4, 4, 4)
-    fixed = ad.Program(descend, START, DATA, global_batch=12, world=devices, resizable=False)
-    with fixed, pytest.raises(ad.BatchSizeError):
-        fixed.rescale(global_batch=24)
-    with pytest.raises(ad.BatchSizeError):
-        ad.Program(descend, START, DATA, global_batch=2, world=devices)
-    assert len(START) == FEATURES
-
-
-def test_a_worker_with_share_zero_takes_no_examples_until_it_gets_a_share(devices):
-    options = {"world": devices, "deterministic": True}
-    with ad.Program(descend, START, DATA, global_batch=12, shares=[1, 0, 2], **options) as program:
-        reports = [program.step()]
-        program.rescale(shares=[0, 2, 1])
-        reports.append(program.step())
-        check_descent(program.state, reports)
-    assert [report.batch_sizes for report in reports] == [(4, 0, 8), (0, 8, 4)]

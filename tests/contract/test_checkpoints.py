@@ -1,21 +1,16 @@
-"""Checkpoints: whole programs, restored on any number of workers, on disk and in memory."""
+"""Checkpoints of whole programs: on any number of workers, and bit for bit; tests/adaptive/program has the rest."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
 
-from .problem import DATA, RATE, START, check_descent, descend, mean_loss, one_worker, taken
+from .problem import DATA, START, check_descent, descend, mean_loss, one_worker, taken
 
 
 def world_of(n: int):
@@ -74,122 +69,3 @@ def test_a_checkpoint_is_the_whole_program_bit_for_bit(devices):
     assert jax.tree.structure(went_on) == jax.tree.structure(restored)
     for one, other in zip(jax.tree.leaves(went_on), jax.tree.leaves(restored), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_a_run_that_is_broken_off_goes_on_from_its_last_checkpoint_on_disk(tmp_path):
-    directory = tmp_path / "run"
-    with build(comm.SoloWorld()) as program:
-        for report in program.run(steps=20, checkpoint=ad.Checkpoints(directory, every=1, keep=2)):
-            if report.step == 7:
-                break
-    with build(comm.SoloWorld()) as program:
-        program.restore(directory)
-        assert 0 < program.steps <= 7
-        began = program.steps
-        reports = list(program.run(steps=9 - began))
-        w = np.asarray(program.state)
-    state, examples = one_worker([12] * 9)
-    np.testing.assert_allclose(w, state, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal([report.metrics["taken"] for report in reports], examples[began:])
-
-
-def newest(directory: Path) -> list[Path]:
-    """The files of the newest checkpoint."""
-
-    def step(folder: Path) -> int:
-        return int(re.findall(r"\d+", folder.name)[-1])
-
-    folders = [folder for folder in directory.iterdir() if folder.is_dir() and re.search(r"\d", folder.name)]
-    return [path for path in max(folders, key=step).rglob("*") if path.is_file()]
-
-
-def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path):
-    directory = tmp_path / "run"
-    with build(comm.SoloWorld()) as program:
-        for steps in (2, 2):
-            for _ in program.run(steps=steps, checkpoint=ad.Checkpoints(directory, every=100)):
-                pass
-    for path in newest(directory):
-        path.write_bytes(b"")
-    with build(comm.SoloWorld()) as program:
-        program.restore(directory)
-        assert program.steps == 2
-        np.testing.assert_allclose(program.state, one_worker([12] * 2)[0], rtol=0, atol=1e-12)
-
-
-def test_a_missing_or_another_programs_checkpoint_is_an_error_and_changes_nothing(tmp_path):
-    with build(comm.SoloWorld()) as program:
-        with pytest.raises(ad.CheckpointError):
-            program.restore(tmp_path / "run")
-        program.restore(tmp_path / "run", missing_ok=True)
-        program.step()
-        kept = program.checkpoint()
-    with build(comm.SoloWorld(), seed=1) as other:
-        with pytest.raises(ad.CheckpointError):
-            other.restore(kept)
-        assert other.steps == 0
-
-    def longer(state, batch):
-        w, metrics = descend(state["w"], batch)
-        return {"w": w}, metrics
-
-    with build(comm.SoloWorld(), longer, {"w": np.zeros(3)}) as other:
-        with pytest.raises(ad.CheckpointError):
-            other.restore(kept)
-        np.testing.assert_array_equal(other.state["w"], np.zeros(3))
-
-
-def test_a_state_with_nans_does_not_become_a_checkpoint(tmp_path):
-    def driver(w, batch):
-        w, metrics = descend(w, batch)
-        return w / jnp.where(ad.hyperparameter("fails", False), 0.0, 1.0) * 0 + w, metrics  # 0 / 0 where it fails
-
-    def spoil(control):
-        control.set_hyperparameters(fails=control.step == 3)
-
-    def hooked(w, batch):
-        ctrl.hook(spoil)
-        return driver(w, batch)
-
-    directory = tmp_path / "run"
-    with build(comm.SoloWorld(), hooked) as program, pytest.raises(ad.NonFiniteError):
-        for _ in program.run(steps=9, checkpoint=ad.Checkpoints(directory, every=1)):
-            pass
-    with build(comm.SoloWorld(), hooked) as program:
-        program.restore(directory, missing_ok=True)
-        assert program.steps <= 3
-        assert np.isfinite(program.state).all()
-
-
-def test_state_of_each_worker_is_restored_on_as_many_workers_or_by_request():
-    def driver(state, batch):
-        own = comm.local_mean(batch["y"].mean())
-        w, metrics = descend(state["w"], batch)
-        return {"w": w, "own": state["own"] + own}, {**metrics, "own": comm.all_gather(state["own"] + own)}
-
-    state = {"w": START, "own": np.zeros(())}
-    options = {"driver": driver, "state": state, "per_worker_state": lambda state: state["own"]}
-    with world_of(2) as world, build(world, **options) as program:
-        program.step()
-        kept = program.checkpoint()
-        went_on = program.step()
-    with world_of(2) as world, build(world, **options) as program:
-        program.restore(kept)
-        np.testing.assert_array_equal(program.step().metrics["own"], went_on.metrics["own"])
-    with world_of(3) as world, build(world, **options) as program:
-        with pytest.raises(ad.CheckpointError):
-            program.restore(kept)
-        program.restore(kept, other_workers_ok=True)
-        program.step()
-        np.testing.assert_allclose(program.state["w"], one_worker([12] * 2)[0], rtol=0, atol=1e-12)
-    assert RATE
-
-
-def test_one_job_writes_to_a_directory(tmp_path):
-    checkpoint = ad.Checkpoints(tmp_path / "run", every=1)
-    with build(comm.SoloWorld()) as first, build(comm.SoloWorld()) as second:
-        running = first.run(steps=5, checkpoint=checkpoint)
-        next(running)
-        with pytest.raises(ad.CheckpointError):
-            next(second.run(steps=5, checkpoint=checkpoint))
-        assert [report.step for report in running] == [2, 3, 4, 5]

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax.training.train_state import TrainState
 
 import adaptive as ad
@@ -156,55 +155,6 @@ def test_hooks_run_in_the_drivers_order_when_due_and_see_replicated_values(devic
         ("second", 4, 18),
     ]
     assert [report.global_batch for report in reports] == [12, 12, 18, 18]
-
-
-def test_a_hook_that_could_decide_differently_is_refused_when_the_program_is_built(devices):
-    def driver(w, batch):
-        loss, grads = jax.value_and_grad(mean_loss)(w, batch)
-        ctrl.hook(lambda control, loss: None, loss, name="watch")  # a worker's own loss
-        return w - RATE * comm.all_reduce(grads), {}
-
-    with pytest.raises(ad.ReplicationError, match="all_reduce"):
-        ad.Program(driver, START, DATA, global_batch=12, world=devices)
-
-
-@pytest.mark.parametrize(
-    ("request_of", "error"),
-    [
-        (lambda control: control.rescale(global_batch=float("nan")), ad.BatchSizeError),
-        (lambda control: control.rescale(workers=0), ad.WorkerCountError),
-        (lambda control: control.set_hyperparameters(momentum=0.5), ad.DriverError),
-    ],
-    ids=["batch", "workers", "hyperparameter"],
-)
-def test_an_impossible_request_of_a_hook_is_an_error(request_of, error):
-    def driver(w, batch):
-        ctrl.hook(request_of)
-        return descend(w, batch)
-
-    program = ad.Program(driver, START, DATA, global_batch=12, world=comm.SoloWorld(), resizable=False)
-    with program, pytest.raises(error):
-        program.step()
-
-
-def test_a_hook_ends_the_run_and_a_policy_keeps_its_state_in_the_program():
-    def update(observation, count):
-        count = count + 1
-        return ad.Decision(stop=True) if count == 3 else None, count
-
-    policy = ctrl.Policy(lambda n_workers: np.zeros((), np.int64), update, name="third_step")
-
-    def driver(w, batch):
-        ctrl.hook(policy)
-        return descend(w, batch)
-
-    with ad.Program(driver, START, DATA, global_batch=12, world=comm.SoloWorld(), resizable=False) as program:
-        program.step()
-        kept = program.checkpoint()
-        assert [report.step for report in program.run(steps=9)] == [2, 3]
-    with ad.Program(driver, START, DATA, global_batch=12, world=comm.SoloWorld(), resizable=False) as program:
-        program.restore(kept)
-        assert [report.step for report in program.run(steps=9)] == [2, 3]
 
 
 def test_outside_a_program_the_driver_runs_line_by_line_as_one_worker():

@@ -122,14 +122,6 @@ def test_a_barrier_waits_for_all(folder):
 
 
 @on_two
-def test_collectives_outside_a_program():
-    with comm.world() as world:
-        np.testing.assert_allclose(comm.all_reduce(jnp.asarray(world.rank + 1.0), weight=world.rank + 1.0), 5 / 3)
-        assert int(comm.all_reduce(jnp.asarray(world.rank + 1), op="sum")) == 3
-        assert int(comm.broadcast(jnp.asarray(world.rank + 5), root=1)) == 6
-
-
-@on_two
 def test_hooks_that_decide_differently_are_found_before_the_next_update():
     with comm.world() as world:
 
@@ -177,37 +169,6 @@ def test_nans_of_one_rank_are_raised_on_all():
         reports = [program.step()]
         assert isinstance(raised_by(program.step), ad.NonFiniteError)
         check_descent(program.state, reports)
-
-
-@on_two
-def test_pairs_and_asynchronous_pairs():
-    pairs = sync.pair_averaging(optax.sgd(0.0), [[(0, 1)]])
-
-    def apart(state, batch):  # replicas that start apart
-        state = jax.tree.map(lambda x: x, state)
-        moved = state._replace(
-            params=state.params + jnp.where(ad.step_number() == 0, ad.worker_index().astype(float), 0.0)
-        )
-        state, _ = pairs.step(moved, jax.value_and_grad(mean_loss), batch)
-        return state, {}
-
-    def local_step(w, part):
-        return comm.asynchronous_mean(w) - RATE * jax.grad(mean_loss)(w, part), None
-
-    def asynchronous(w, batch):
-        last, _ = jax.lax.scan(local_step, w, ad.minibatches(batch, size=2))
-        return comm.all_reduce(last), {"apart": comm.all_gather(last)}
-
-    with comm.world():
-        state = pairs.init(jnp.asarray(START))
-        with build(apart, state, per_worker_state=pairs.per_worker_state, resizable=False) as program:
-            program.step()
-            np.testing.assert_allclose(pairs.model(program.state), START + 0.5, rtol=0, atol=1e-12)
-        with build(asynchronous, global_batch=24, resizable=False) as program:
-            for report in program.run(steps=10):
-                np.testing.assert_allclose(program.state, report.metrics["apart"].mean(0), rtol=0, atol=1e-12)
-            assert mean_loss(np.asarray(program.state), DATA) < 0.6 * mean_loss(START, DATA)
-            assert alike(program.state)
 
 
 @on_two
@@ -317,14 +278,3 @@ def test_a_quorum_does_not_wait_for_a_late_rank():
                 counted.append(int(program.state.counted))
                 assert alike(strategy.model(program.state))
     assert {2, 3} <= set(counted), counted
-
-
-@on_three
-def test_a_bad_rank_is_left_out_of_a_median():
-    def driver(w, batch):
-        grads = jax.grad(mean_loss)(w, batch) * jnp.where(ad.worker_index() == 1, -1e6, 1.0)
-        return w, {"median": comm.all_reduce(grads, op="median"), "rows": comm.all_gather(grads)}
-
-    with comm.world(), build(driver, resizable=False) as program:
-        metrics = program.step().metrics
-    np.testing.assert_allclose(metrics["median"], np.median(metrics["rows"], axis=0), rtol=1e-12)

@@ -50,5 +50,7 @@ def test_another_project_of_the_name_is_found(monkeypatch):
     assert "pip uninstall adaptive && pip install --force-reinstall --no-deps adaptive-dataflow==" in said
 
 
-def test_the_version():
-    assert adaptive("--version").output.startswith("adaptive-dataflow ")
+def test_the_version_by_the_module():
+    line = [sys.executable, "-m", "adaptive", "--version"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=limit(100))
+    assert done.stdout.startswith("adaptive-dataflow "), done.stderr

@@ -1,4 +1,4 @@
-"""Ways to synchronize on uneven batches, with members that come and go; tests/contract has them on equal batches."""
+"""Ways to synchronize on uneven batches, with members that come and go; tests/contract has further ones."""
 
 from __future__ import annotations
 
