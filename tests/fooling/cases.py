@@ -18,12 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
 import monitors as mon
+from adaptive.operators.operator_state import operator_state
 
 FEATURES = 3
 W = np.array([0.3, -0.2, 0.1], np.float32)
@@ -267,19 +267,6 @@ def a_generator_with_a_state(state, batch):
     return step(state, mean_gradient(state, batch) + jax.lax.rng_uniform(0.0, 1.0, (FEATURES,))), {}
 
 
-@refused(ad.ReplicationError, "ad.replicated", "this worker's examples")
-def a_vow_on_what_is_of_the_batch(state, batch):
-    return step(state, ad.replicated(jax.grad(loss)(state["w"], batch))), {}
-
-
-@refused(ad.DriverError, "an ordered effect (io_callback) (cases.py:")
-def effects_in_an_order_that_cannot_be(state, batch):
-    gradient = mean_gradient(state, batch)
-    io_callback(lambda g: None, None, gradient[0], ordered=True)
-    io_callback(lambda y: None, None, batch["y"][0], ordered=True)
-    return step(state, gradient), {}
-
-
 # --- custom derivatives -----------------------------------------------------------------------------------------------
 
 
@@ -359,3 +346,26 @@ def a_shape_of_the_number_of_workers(state, batch):
 def a_branch_on_the_number_of_workers(state, batch):
     factor = 1.0 if ad.num_workers() > 2 else 0.5
     return step(state, factor * mean_gradient(state, batch)), {"loss": comm.all_reduce(loss(state["w"], batch))}
+
+
+# --- arrays over several devices --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def sharded():
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:FEATURES]), ("model",))
+    with jax.ensure_compile_time_eval():  # the first call is in a trace
+        return jax.device_put(
+            np.ones(3, np.float32), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+        )
+
+
+@refused(ad.DriverError, "an array that the driver closes over, float32[3], is sharded over 3 devices")
+def closes_over_a_sharded_array(state, batch):
+    return {"w": state["w"] + comm.all_reduce(batch["x"].mean()) * sharded()}, {}
+
+
+@refused(ad.CollectiveError, "operator state 'mine' (cases.py:", "is sharded over 3 devices")
+def a_sharded_state_of_an_operator(state, batch):
+    mean = comm.all_reduce(batch["x"].mean())
+    return {"w": state["w"] + operator_state("mine", sharded(), lambda old: (old + mean, mean))}, {}

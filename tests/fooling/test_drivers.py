@@ -11,7 +11,7 @@ import pytest
 import adaptive as ad
 from tests.problems import difference, stream
 
-from . import cases_closures, cases_numerics  # noqa: F401 (they register their cases)
+from . import cases_closures  # noqa: F401 (it registers its cases)
 from .cases import CASES, FEATURES, Case, Checked, Refused, Right
 
 EXAMPLES, BATCH, STEPS, SEED = 48, 24, 2, 3

@@ -125,16 +125,6 @@ def test_a_rank_that_fails_in_evaluate(world, where):
         program.step()  # all are together again
 
 
-def test_a_rank_that_fails_while_a_program_is_built(world):
-    def driver(state, batch):
-        if odd(world):
-            raise ArithmeticError("not here")
-        return descend(state, batch)
-
-    with pytest.raises(ArithmeticError if odd(world) else ad.WorkerError, match="not here"):
-        build(driver, 0.0, make_data(), N, world=world)
-
-
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 import monitors as mon
 from adaptive.base.world import MembersChanged
 from tests.adaptive.drivers import make_data, mean_loss
@@ -19,24 +18,6 @@ from tests.relaxed import relaxed_tx
 W = jnp.array([0.3, -0.2, 0.1])
 DATA = {k: jnp.asarray(v) for k, v in make_data(8).items()}
 TX = relaxed_tx(optax.adam(0.1))
-
-
-def adapt(control, noise):
-    raise AssertionError("no hook is called outside a program")
-
-
-def driver(state, batch):
-    """All four kinds of operators, as in Listing 1."""
-    params, opt = state
-    loss, grads = jax.value_and_grad(mean_loss)(params, batch)
-    average = comm.all_reduce(grads)
-    noise = mon.noise_scale(grads, average)
-    seconds = comm.all_gather(mon.compute_seconds())
-    ctrl.hook(adapt, noise, every=2)
-    updates, opt = TX.update(average, opt, params)
-    metrics = {"loss": comm.all_reduce(loss), "noise": noise.scale, "seconds": seconds, "step": ad.step_number()}
-    print(f"loss {loss:.3f}")
-    return (optax.apply_updates(params, updates), opt), metrics
 
 
 STATE = (W, TX.init(W))
