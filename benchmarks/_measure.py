@@ -119,6 +119,12 @@ def summary(samples: Mapping[str, Sequence[float] | np.ndarray], baseline: str |
     return rows
 
 
+def rows_beside(samples: Mapping[str, np.ndarray], base: str, column: str, **first: object) -> list[dict[str, object]]:
+    """Return cells of `summary`, between those of `first` and a `column` with the median seconds beyond `base`'s."""
+    beyond = {name: readable(float(np.median(seconds - samples[base]))) for name, seconds in samples.items()}
+    return [{**first, **row.cells(), column: beyond[row.name]} for row in summary(samples)]
+
+
 def readable(seconds: float) -> str:
     """Format seconds with three digits and a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):

@@ -119,9 +119,6 @@ def by_hand(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
 
 def driver(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
     """Return the first step of this library's program."""
-    import jax
-    import optax
-
     import adaptive as ad
     import collectives as comm
     import controllers  # noqa: F401  # as programs do
@@ -132,14 +129,9 @@ def driver(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
 
     def made(model: Any, state: Any) -> Callable[[], float]:
         from _timed_models import OPTIMIZER
+        from _training import driver_of
 
-        def step(state: Any, batch: Any) -> Any:
-            params, opt_state = state
-            loss, grads = jax.value_and_grad(model.loss_fn)(params, batch)
-            grads = comm.all_reduce(grads)
-            updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
-            return (optax.apply_updates(params, updates), opt_state), {"loss": comm.all_reduce(loss)}
-
+        step = driver_of(model.loss_fn, OPTIMIZER)
         program = ad.Program(step, state, model.data, global_batch=ranks * model.local_batch, world=world)
 
         def first_step() -> float:

@@ -18,9 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import optax
-from _measure import alternate, command_line, pin, readable, report, summary, table
+from _measure import alternate, command_line, pin, report, rows_beside, table
 from _timed_models import OPTIMIZER, Model, attention, perceptron, transformer
 
 import adaptive as ad
@@ -86,15 +85,7 @@ def measured(model: Model, rounds: int, block: int, parts: str) -> list[dict[str
     seconds = {name: s / block for name, s in alternate(calls, rounds, clock=clock).items()}
     for p in programs.values():
         p.close()
-    return [
-        {
-            "step": model.name,
-            "batch": model.local_batch,
-            **row.cells(),
-            "more": readable(float(np.median(seconds[row.name] - seconds[NOTHING]))),
-        }
-        for row in summary(seconds)
-    ]
+    return rows_beside(seconds, NOTHING, "more", step=model.name, batch=model.local_batch)
 
 
 def models() -> list[Model]:

@@ -22,7 +22,7 @@ import _timed_models as timed
 import jax
 import numpy as np
 import optax
-from _measure import alternate, command_line, readable, report, summary, table
+from _measure import alternate, command_line, report, rows_beside, table
 from _timed_models import OPTIMIZER, Model
 from _training import driver_of
 
@@ -80,15 +80,8 @@ def times(model: Model, rounds: int, block: int) -> list[dict[str, object]]:
     """Return a row for each way: the seconds of a step, and their ratio to those by hand."""
     ways = {name: steps_of(model, name) for name in WAYS}
     seconds = alternate({name: lambda w=way: w(block) for name, way in ways.items()}, rounds, warmup=3)
-    return [
-        {
-            "step": model.name,
-            "batch": model.local_batch,
-            **row.cells(),
-            "over by hand": readable(float(np.median(seconds[row.name] - seconds[HAND])) / block),
-        }
-        for row in summary({name: s / block for name, s in seconds.items()})
-    ]
+    seconds = {name: s / block for name, s in seconds.items()}
+    return rows_beside(seconds, HAND, "over by hand", step=model.name, batch=model.local_batch)
 
 
 def peak(name: str, way: str) -> dict[str, int]:
