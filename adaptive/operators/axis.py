@@ -23,15 +23,17 @@ number, which is its usual meaning.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from adaptive.base.errors import CollectiveError
-from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.process.source_lines import at, current_line, line_of
 from adaptive.base.values.jaxprs import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from .collectives import Collective, collective, collective_p
@@ -41,7 +43,25 @@ WORKERS = "workers"
 # The size of the axis while tracing, by which means are divided. A number that a driver is unlikely to divide by
 # itself, so that its own quotients are not mistaken for means, and that is exact in half precision.
 _SIZE = 4096
-AXES = ((WORKERS, _SIZE),)
+_MEAN = jax.lax.pmean.__code__
+
+
+class _AxisSize(int):
+    """The size of the axis, which only a mean may ask for: its division is removed, and any other use would stay.
+
+    JAX multiplies by the size, also for a `psum` of a number.
+    """
+
+    def __rmul__(self, other: int) -> int:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not _MEAN:
+            frame = frame.f_back
+        if frame is None:
+            raise _no_mean("psum of a number, or axis_size,", current_line())
+        return other * int(self)
+
+
+AXES = ((WORKERS, _AxisSize(_SIZE)),)
 
 
 @dataclass(frozen=True)
@@ -81,7 +101,7 @@ def as_collective(eqn: JaxprEqn) -> ClosedJaxpr:
       CollectiveError: the equation is another collective, or over further axes that are not of `jax.vmap`.
     """
     if eqn.primitive.name != "psum" or eqn.params.get("axis_index_groups") is not None:
-        raise _no_mean(eqn)
+        raise _no_mean(eqn.primitive.name, line_of(eqn.source_info))
     axes = _axes_of_array(eqn)
     if len(axes) + 1 != len(eqn.params["axes"]):
         raise CollectiveError(
@@ -154,7 +174,7 @@ def without_divisions(
                     by = Literal(np.asarray(size, result.aval.dtype), division.invars[1].aval)
                     divisions[result] = division.replace(invars=[result, by], outvars=[Var(result.aval)])
             elif used[result] or result in outvars:
-                raise _no_mean(eqn)
+                raise _no_mean(eqn.primitive.name, line_of(eqn.source_info))
     quotients.update((mean, division.outvars[0]) for mean, division in divisions.items())
 
     def mended(eqn: JaxprEqn) -> JaxprEqn:
@@ -186,10 +206,10 @@ def _divides(eqn: JaxprEqn, size: int) -> bool:
         return bool(by.val == np.asarray(_SIZE * size).astype(by.aval.dtype))
 
 
-def _no_mean(eqn: JaxprEqn) -> CollectiveError:
+def _no_mean(what: str, line: str) -> CollectiveError:
     return CollectiveError(
-        f"jax.lax.{eqn.primitive.name} over {WORKERS!r}{at(line_of(eqn.source_info))}: the only one of JAX's own "
-        f'collectives in a driver is jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
+        f"jax.lax.{what} over {WORKERS!r}{at(line)}: the only one of JAX's own collectives in a driver is "
+        f'jax.lax.pmean(x, "{WORKERS}"), the mean over all examples. For others write\n'
         '    comm.all_reduce(x, op="sum")      op="max", op="min"\n'
         "    comm.all_gather(x)      ad.worker_index()      ad.num_workers()"
     )
