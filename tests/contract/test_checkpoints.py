@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 
 import adaptive as ad
 import collectives as comm
@@ -69,3 +70,26 @@ def test_a_checkpoint_is_the_whole_program_bit_for_bit(devices):
     assert jax.tree.structure(went_on) == jax.tree.structure(restored)
     for one, other in zip(jax.tree.leaves(went_on), jax.tree.leaves(restored), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_state_of_each_worker_is_restored_on_as_many_workers_or_by_request():
+    def driver(state, batch):
+        own = comm.local_mean(batch["y"].mean())
+        w, metrics = descend(state["w"], batch)
+        return {"w": w, "own": state["own"] + own}, {**metrics, "own": comm.all_gather(state["own"] + own)}
+
+    state = {"w": START, "own": np.zeros(())}
+    options = {"driver": driver, "state": state, "per_worker_state": lambda state: state["own"]}
+    with world_of(2) as world, build(world, **options) as program:
+        program.step()
+        kept = program.checkpoint()
+        went_on = program.step()
+    with world_of(2) as world, build(world, **options) as program:
+        program.restore(kept)
+        np.testing.assert_array_equal(program.step().metrics["own"], went_on.metrics["own"])
+    with world_of(3) as world, build(world, **options) as program:
+        with pytest.raises(ad.CheckpointError):
+            program.restore(kept)
+        program.restore(kept, other_workers_ok=True)
+        program.step()
+        np.testing.assert_allclose(program.state["w"], one_worker([12] * 2)[0], rtol=0, atol=1e-12)

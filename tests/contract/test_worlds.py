@@ -45,13 +45,18 @@ def test_every_number_of_devices_has_the_state_of_one_worker(n):
 
 
 def test_workers_join_and_leave_and_count_while_they_are_there():
+    """And one that joins begins with the initial value of its own state."""
     with comm.DeviceWorld(jax.local_devices()[:3], workers=2) as world:
 
         def driver(state, batch):
-            state, metrics = descend_and_count(state, batch)
-            return state, {**metrics, "workers": comm.all_reduce(1, op="sum"), "rows": comm.all_gather(1.0)}
+            counted, metrics = descend_and_count(state["counted"], batch)
+            own = state["own"] + comm.local_mean(1 + 0 * batch["y"].mean())
+            metrics |= {"workers": comm.all_reduce(1, op="sum"), "rows": comm.all_gather(1.0)}
+            return {"counted": counted, "own": own}, {**metrics, "own": comm.all_gather(own)}
 
-        with ad.Program(driver, COUNTED, DATA, global_batch=12, world=world, deterministic=True) as program:
+        state = {"counted": COUNTED, "own": np.zeros(())}
+        options = {"world": world, "per_worker_state": lambda state: state["own"], "deterministic": True}
+        with ad.Program(driver, state, DATA, global_batch=12, **options) as program:
             reports = [program.step()]
             for workers in (3, 1, 3):
                 program.rescale(workers=workers)
@@ -59,7 +64,7 @@ def test_workers_join_and_leave_and_count_while_they_are_there():
                     reports.append(program.step())
                     if len(reports[-1].members) == workers:
                         break
-            check_counted(program.state, [12] * len(reports))
+            check_counted(program.state["counted"], [12] * len(reports))
     numbers = [len(report.members) for report in reports]
     assert (numbers[0], numbers[-1]) == (2, 3)
     assert set(numbers) == {1, 2, 3}
@@ -67,6 +72,7 @@ def test_workers_join_and_leave_and_count_while_they_are_there():
         assert int(report.metrics["workers"]) == len(report.members)
         present = np.isfinite(np.asarray(report.metrics["rows"], float))
         np.testing.assert_array_equal(np.flatnonzero(present), report.members)
+    assert reports[-1].metrics["own"].tolist() == [len(reports), 1, 1]
 
 
 @pytest.mark.ranks
