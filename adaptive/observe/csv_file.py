@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 
+from adaptive.base.errors import DriverError
+
 from .events import StepEvent
 from .line_file import LineSink
 from .scalars import NOISE, describe, noise_of, scalars
@@ -27,18 +29,24 @@ class CSV(LineSink):
     Args:
       path: the file. Rows of other runs stay above those of this run; the column `run_id` distinguishes the runs.
       columns: names of numbers that come later, such as those of `program.evaluate(log="val")`: `["val.loss"]`.
+
+    Raises:
+      DriverError: `columns` is a text.
     """
 
     def __init__(self, path: str | os.PathLike[str], columns: Sequence[str] = ()):
         super().__init__(path)
+        if isinstance(columns, str):
+            raise DriverError(f"ad.log.CSV: columns= is a list of names:  columns=[{columns!r}]")
         self._later = columns
         self._columns: list[str] = []
         self._left_out: set[str] = set()
 
     def write(self, event: StepEvent) -> None:
         """Append a row."""
-        row: dict[str, object] = {"step": event.report.step}
+        row: dict[str, object] = {"step": 0}
         row |= {_unquoted(name): value for name, value in scalars(event).items()}
+        row["step"] = event.report.step  # a metric may have this name, too
         noise = [] if noise_of(event) is None else [f"noise/{field}" for field in NOISE]
         for name in (*noise, *map(_unquoted, self._later)):  # unknown in the first steps
             row.setdefault(name, "")

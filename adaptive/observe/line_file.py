@@ -18,6 +18,7 @@ class LineSink:
 
     def _open(self) -> bool:
         """Open the file. Returns whether it has lines."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file, before = self._path.open("ab", buffering=0), b""
         if self._path.is_file() and self._path.stat().st_size:
             with self._path.open("rb") as file:

@@ -113,7 +113,7 @@ def _index(path: str | os.PathLike[str]) -> dict[str, _Lines]:
         for number, text in enumerate(file, 1):
             if (match := _STEP.match(text)) is not None:
                 line = number, offset, int(match[2]), match[3] is not None
-                runs.setdefault(match[1].decode(), _Lines([], [])).steps.append(line)
+                runs.setdefault(match[1].decode(errors="replace"), _Lines([], [])).steps.append(line)
             elif (header := _header(f"{path}:{number}", text)) is not None:
                 found = runs.pop(header["run_id"], None) or _Lines([], [])
                 found.headers.append(header)
@@ -258,6 +258,8 @@ def read(path: str | os.PathLike[str], run: int = -1, *, discarded: bool = False
                 blocks.append(_block(header, rows, names))
                 rows = []
         blocks += [_block(header, rows, names)] if rows else []
+    except RecordError:
+        raise
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise RecordError(f"{path}: its steps are inconsistent: {error!r}.") from error
     if not blocks:
@@ -310,10 +312,17 @@ def _by_name(rows: list[dict[str, Any]], what: str) -> dict[str, list[Any]]:
 def _numbers(values: list[Any]) -> np.ndarray:
     """Return numbers as an array; lists of them, in some rows or all, as objects. `None` becomes NaN."""
     try:
-        numbers = np.array(values, np.float64)
+        numbers = _array(values)
         return numbers if numbers.ndim == 1 else _objects(numbers)
     except (ValueError, TypeError):
-        return _objects([np.array(value, np.float64) if isinstance(value, list) else value for value in values])
+        return _objects(map(_array, values))
+
+
+def _array(values: Any) -> np.ndarray:
+    try:
+        return np.array(values, np.float64)
+    except (ValueError, TypeError):
+        return np.array(values, np.complex128)  # texts in a record
 
 
 def _objects(values: Iterable[Any]) -> np.ndarray:

@@ -71,7 +71,8 @@ def checked(log: Any) -> list[Sink]:
     """
     found = [log] if hasattr(log, "write") or isinstance(log, str) or not isinstance(log, Iterable) else list(log)
     for sink in found:
-        if not callable(getattr(sink, "write", None)) or not callable(getattr(sink, "close", None)):
+        methods = (getattr(sink, name, None) for name in ("write", "close"))
+        if isinstance(sink, type) or not all(map(callable, methods)):
             raise DriverError(
                 f"log= takes sinks, which have write(event) and close(); got {sink!r}. For example:\n"
                 '    program.run(epochs=10, log=[ad.log.TensorBoard("runs/a"), ad.log.CSV("run.csv")])'

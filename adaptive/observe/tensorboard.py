@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive.base.errors import DriverError
+from adaptive.base.values.numbers import whole
 
 from .events import StepEvent
 from .scalars import describe, scalars
@@ -28,7 +29,7 @@ class TensorBoard:
       every: steps between two points of a curve, for long runs. Text, and what `program.log` adds, is always written.
 
     Raises:
-      DriverError: tensorboardX is not installed.
+      DriverError: tensorboardX is not installed, or `every` is not a positive whole number.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every: int = 1):
@@ -38,6 +39,8 @@ class TensorBoard:
             raise DriverError(
                 'ad.log.TensorBoard needs tensorboardX:  pip install "adaptive-dataflow[tensorboard]"'
             ) from error
+        if whole(every) is None or every < 1:
+            raise DriverError(f"ad.log.TensorBoard: every= is a number of steps, at least 1; got {every!r}.")
         self._folder, self._every = Path(folder), every
         self._writer: Any = None
 

@@ -59,7 +59,7 @@ class WandB:
         for name in row.keys() - self._defined:
             self._run.define_metric(name, step_metric="step")
         self._defined.update(row)
-        self._run.log({"step": event.report.step, **row})
+        self._run.log({**row, "step": event.report.step})
 
     def _begin(self, run_id: str) -> Any:
         """Begin a W&B run, or resume it if it exists."""

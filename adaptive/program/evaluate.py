@@ -11,7 +11,7 @@ from typing import Any, get_args
 import jax
 import numpy as np
 
-from adaptive.base.errors import DriverError
+from adaptive.base.errors import CollectiveError, DriverError
 from adaptive.base.process.cores import n_cores
 from adaptive.base.roster import with_same_members
 from adaptive.base.split import positive
@@ -50,6 +50,8 @@ def evaluate(
       states: the user's state, where each worker of this process computes.
       members: the workers that take part; by default the world's members.
     """
+    if not callable(fn):
+        raise DriverError(f"evaluate(fn, data): fn must be a function fn(state, batch); got a {type(fn).__name__}.")
     if op not in get_args(Op):
         raise DriverError(f'evaluate: op must be "mean", "sum" or "rows"; got {op!r}.')
     members = world.members if members is None else members
@@ -63,10 +65,16 @@ def evaluate(
         _check(fn, shapes, state, rows, each, op)
         named = [(name, len(jax.tree.leaves(node)), is_metric(node)) for name, node in _named(shapes)]
         combined = [None if merged else name for name, n, merged in named for _ in range(n)]
-        check(fn, state, rows.rows, (len(rows), each), combined, op)
-        digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
         left = [worker for worker in members if worker in world.members]
-        parts = _gathered(fn, shapes, states, rows, world, left, each, op)
+        try:
+            check(fn, state, rows.rows, (len(rows), each), combined, op)
+            parts = _gathered(fn, shapes, states, rows, world, left, each, op)
+        except CollectiveError as error:
+            error.add_note(
+                "evaluate itself combines what fn returns for the batches of all workers: no all_reduce in fn."
+            )
+            raise
+        digests = _digests(closed, shapes, rows, each, op) if world.processes > 1 else {}
         own = [part.value for part in parts]
         return compare_across_processes(world, about, digests, own, _SAME_ON_ALL), len(rows), shapes
 

@@ -62,7 +62,7 @@ def explain_plan(
     """
     graph = plan.graph
     lines = [
-        f"driver {graph.name!r}: {len(graph.eqns)} equations, {len(graph.state_names)} state leaves",
+        f"driver {graph.name!r}: {len(graph.eqns)} equations, {_leaves(len(graph.state_names))} of state",
         f"{counted(len(batch_sizes), 'worker')}, global batch {sum(batch_sizes)} = {_sizes(batch_sizes)}",
     ]
     out = [worker for worker, size in enumerate(batch_sizes) if size == 0]
@@ -135,12 +135,16 @@ def _message(number: int, message: Message, layout: Layout) -> Iterator[str]:
         size = sum(entry.size * layout.parts[entry.part].itemsize for entry in placed)
         names = [layout.contributions[i].name for i in group if layout.contributions[i].name]
         shown = (names[0] if len(names) == 1 else f"{names[0]} …") if names else "a value"
-        yield _row(kind, f"{len(group)} {'leaf' if len(group) == 1 else 'leaves'}", size, shown + at(line))
+        yield _row(kind, _leaves(len(group)), size, shown + at(line))
     weights, itemsize = len({w.offset for w in layout.weights if w is not None}), layout.parts[0].dtype.itemsize
     yield _row("weights", str(weights), weights * itemsize, "by which means are divided")
     if layout.status:
         what = "of workers, new sizes, and joining workers"
         yield _row("status", str(layout.status), layout.status * itemsize, what)
+
+
+def _leaves(number: int) -> str:
+    return "1 leaf" if number == 1 else f"{number} leaves"
 
 
 def _row(kind: str, count: str, nbytes: int, what: str) -> str:
@@ -183,7 +187,7 @@ def memory_needed(engine: Engine, data: Data, batch_sizes: Sequence[int]) -> lis
     compiled = [*engine.context.programs.values(), *kernels.compiled.all_of(0)]
     temporaries = temporary_bytes([kernel.run for kernel in compiled])
     found = [
-        Needed("state", _bytes_of(state), f"{len(state)} leaves"),
+        Needed("state", _bytes_of(state), _leaves(len(state))),
         Needed("initial values", _bytes_of(local), "of local leaves, for workers that join"),
         Needed("operator states", _bytes_of(op_states), "of monitors and other operators"),
         Needed("constants", _bytes_of(_constants(engine)), "that the driver closes over"),

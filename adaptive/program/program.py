@@ -520,6 +520,8 @@ class Program(Generic[State, Metrics]):
 
         from .evaluate import evaluate
 
+        if log is not None and not (isinstance(log, str) and log):
+            raise DriverError(f'evaluate: log= is a name for the result, such as "val"; got {log!r}.')
         self._loop.check_process()
         p, step = self._settled(), self._parts.run.step
         self._means = self._means or MeanCheck()

@@ -74,6 +74,11 @@ def test_values_before_the_first_step_go_with_it(tmp_path):
     assert ad.log.read(record)["before"][0] == 2.0
 
 
+def test_a_result_is_logged_by_a_name(program):
+    with pytest.raises(ad.DriverError, match='log= is a name for the result, such as "val"; got True'):
+        program.evaluate(evaluation, make_data(10), log=True)
+
+
 @pytest.mark.parametrize(
     ("values", "why"), [({"val": np.ones(3)}, "val has no single number"), ({"loss": 1.0}, "'loss' is a value of")]
 )

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -188,6 +189,13 @@ def test_columns_are_a_table_for_pandas(path):
     assert (table["notes"][0], table["lost"][0], table["joined"][0]) == (["clipped"], ["rank 1"], [1])
 
 
+def test_a_broken_byte_in_an_id_is_another_run(path):
+    write(path, 1, 2)
+    step = b'"step","run_id":"'
+    path.write_bytes(path.read_bytes().replace(step, step + b"\xff", 1))
+    assert steps_of(path, 0) == [2]
+
+
 def test_steps_that_do_not_fit_together_are_refused(path):
     write(path, 1, 2)
     text = path.read_text()
@@ -205,7 +213,8 @@ def test_a_run_is_recorded_with_decisions_and_what_json_has_not(path):
 
     def driver(state, batch):
         mean = comm.all_reduce(batch["y"].mean())
-        operators.hook("grow", handler, (np.array([np.inf, -np.inf, np.nan]), 1j * mean.astype(complex)), every=2)
+        wave = 1j * mean.astype(complex)
+        operators.hook("grow", handler, (np.array([np.inf, -np.inf, np.nan]), wave, jnp.stack([wave, wave])), every=2)
         return state + mean, {}
 
     with ad.Program(driver, 0.0, make_data(24), global_batch=4, world=LocalWorld(), resizable=False) as program:
@@ -216,3 +225,6 @@ def test_a_run_is_recorded_with_decisions_and_what_json_has_not(path):
     assert found["step"].tolist() == [1, 2]
     assert (found["decision"][1]["by"], found["decision"][1]["shares"]) == (["grow"], [1.0])
     assert found["hook/0/grow/value_0"][0] == pytest.approx([np.inf, -np.inf, np.nan], nan_ok=True)
+    wave = found["hook/0/grow/value_1"][0]
+    assert (wave.real, np.isfinite(wave.imag)) == (0, True)
+    assert found["hook/0/grow/value_2"][0].tolist() == [wave, wave]

@@ -83,12 +83,12 @@ class Kept:
 def test_all_steps_are_written_however_the_loop_ends(program, tmp_path, error):
     first = program.steps + 1
     with pytest.raises(error) if error else nullcontext():
-        for report in program.run(log=[ad.log.CSV(tmp_path / "run.csv"), ad.log.JSONL(tmp_path / "run.jsonl")]):
+        for report in program.run(log=[ad.log.CSV(tmp_path / "new" / "run.csv"), ad.log.JSONL(tmp_path / "run.jsonl")]):
             if report.step == first + 2:
                 if error:
                     raise error
                 break
-    rows = rows_of(tmp_path / "run.csv")
+    rows = rows_of(tmp_path / "new" / "run.csv")
     assert [int(row["step"]) for row in rows] == [first, first + 1, first + 2]
     assert ad.log.read(tmp_path / "run.jsonl")["step"].tolist() == [first, first + 1, first + 2]
 
@@ -124,7 +124,7 @@ def test_sinks_get_every_step_from_one_thread_and_those_that_fail_are_disabled(p
     assert not program._parts.listeners.any
 
 
-@pytest.mark.parametrize(("kind", "path"), [(ad.log.CSV, "no such folder/run"), (ad.log.JSONL, "/dev/full")])
+@pytest.mark.parametrize(("kind", "path"), [(ad.log.CSV, "/dev/null/run"), (ad.log.JSONL, "/dev/full")])
 def test_the_run_continues_if_a_log_cannot_be_written(program, tmp_path, kind, path, caplog):
     with caplog.at_level(logging.WARNING, "adaptive"):
         assert len(list(program.run(steps=2, log=kind(tmp_path / path)))) == 2
@@ -174,7 +174,7 @@ def test_the_next_rank_0_writes_the_last_steps_again():
     assert not any(sink.restored)  # the former rank 0 has written it
 
 
-@pytest.mark.parametrize("log", ["runs/a", [print], 7])
+@pytest.mark.parametrize("log", ["runs/a", [print], 7, ad.log.CSV])
 def test_an_object_that_is_no_sink_is_refused(program, log):
     with pytest.raises(ad.DriverError, match=r"log= takes sinks, which have write\(event\) and close\(\); got"):
         next(program.run(log=log))
@@ -291,7 +291,7 @@ def test_a_step_is_described_in_lines():
 def test_a_table_has_the_columns_of_its_first_row(tmp_path, caplog):
     path = tmp_path / "run.csv"
     sink = ad.log.CSV(path)
-    sink.write(event(1, {"loss": 1.0}, notes=['a "note", of two\nlines']))
+    sink.write(event(1, {"loss": 1.0, "step": 9.0}, notes=['a "note", of two\nlines']))
     with caplog.at_level(logging.WARNING, "adaptive"):
         for step in (2, 3):
             sink.write(event(step, {"accuracy": 0.5} | ({"loss": 2.0} if step == 2 else {})))
@@ -302,7 +302,7 @@ def test_a_table_has_the_columns_of_its_first_row(tmp_path, caplog):
         in record.message
     )
     assert [row["loss"] for row in rows_of(path)] == ["1.0", "2.0", ""]
-    assert rows_of(path)[0]["notes"] == "a 'note'; of two lines"
+    assert (rows_of(path)[0]["notes"], rows_of(path)[0]["step"]) == ("a 'note'; of two lines", "1")
 
 
 @pytest.mark.parametrize("cut", [1, 20])
@@ -349,6 +349,18 @@ def test_tensorboard_has_a_curve_for_each_scalar_and_notes_as_text(tmp_path):
     assert found["loss"] == [(2, 2.0), (3, 3.0), (4, 4.0)]
     assert found["batch_size/1"] == [(2, 2.0), (3, 2.0), (4, 2.0)]
     assert [(step, text) for step, _, text in texts] == [(3, "clipped")]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ad.log.CSV("run.csv", columns="val.loss"), r"columns=\['val.loss'\]"),
+        (lambda: ad.log.TensorBoard("runs", every=0), "every= is a number of steps, at least 1; got 0"),
+    ],
+)
+def test_arguments_of_a_sink_are_checked(make, why):
+    with pytest.raises(ad.DriverError, match=why):
+        make()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,14 @@ def test_batch_must_be_a_positive_whole_number(batch):
         evaluate(mean_loss, [W], make_data(10), LocalWorld(), batch)
 
 
+def test_data_in_place_of_the_function_and_a_reduced_result_are_refused():
+    with pytest.raises(ad.DriverError, match="fn must be a function fn"):
+        evaluate(make_data(10), [W], mean_loss, LocalWorld(), 4)
+    with pytest.raises(ad.DriverError) as error:
+        evaluate(lambda w, b: comm.all_reduce(mean_loss(w, b)), [W], make_data(10), LocalWorld(), 4)
+    assert "no all_reduce in fn" in error.value.__notes__[-1]
+
+
 # --- on several processes ---------------------------------------------------------------------------------------------
 
 

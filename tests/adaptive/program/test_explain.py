@@ -48,7 +48,7 @@ def test_it_opens_with_the_driver_and_the_split():
     text, _ = text_of(driver, batch_sizes=(5, 2, 9))
     first, second = text.splitlines()[:2]
     assert first.startswith("driver 'driver': ")
-    assert first.endswith("2 state leaves")
+    assert first.endswith("2 leaves of state")
     assert second == "3 workers, global batch 16 = 5 + 2 + 9"
 
 
