@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from adaptive.base.values.arrays import is_key
+
 _OF_LARGEST = 4 * float(np.finfo(np.float64).eps)  # tolerance relative to a leaf's largest element
 
 
@@ -40,9 +42,11 @@ def norm(x: Any) -> float:
 
 
 def nudged(value: Any, rng: np.random.Generator, *, whole: bool) -> Any:
-    """Perturb each number by up to two units in the last place. Arrays of whole numbers, such as labels, stay; if
-    `whole`, only those with one element do, such as counters.
+    """Perturb each number by up to two units in the last place. Random keys and arrays of whole numbers, such as
+    labels, stay; if `whole`, of the latter only those with one element do, such as counters.
     """
+    if is_key(value):
+        return value
     x = np.asarray(value)
     if not np.issubdtype(x.dtype, np.inexact) or (np.array_equal(x, np.round(x)) and (not whole or x.size == 1)):
         return value

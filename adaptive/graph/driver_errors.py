@@ -62,6 +62,7 @@ def explained(error: Exception, driver: Callable) -> Exception:
             "    jnp.where(condition, a, b)      instead of  if condition: …, and of  x[mask]\n"
             '    return state, {"loss": loss}    instead of  float(loss), loss.item(), np.asarray(loss)\n'
             "    ctrl.hook(fn, loss)             for what Python decides by a number: fn(control, loss)\n"
+            "    jnp.asarray(table)[i]           instead of  table[i]  of a numpy array\n"
             "    ad.capacity()                   instead of  ad.num_workers()  in a shape: the number of worker slots\n"
             '    jax.debug.print("{}", loss)     to print'
         )

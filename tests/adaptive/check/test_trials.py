@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -51,6 +52,7 @@ def test_inputs_are_moved_by_their_last_places_alone():
     moved = np.abs(after / x - 1)
     assert after.dtype == np.float32
     assert 0.5 * eps < moved.max() <= 2.5 * eps
-    for kept, whole in ((np.arange(200.0), False), (np.int32(3), True), (np.float32(2), True)):  # labels, and counters
+    labels, counters, key = np.arange(200.0), (np.int32(3), np.float32(2)), jax.random.key(0)
+    for kept, whole in ((labels, False), *((counter, True) for counter in counters), (key, True)):
         assert nudged(kept, rng, whole=whole) is kept
     assert 0 < np.abs(nudged(np.zeros(50, np.float32), rng, whole=True)).max() <= 2 * eps

@@ -107,6 +107,10 @@ def masks(w, batch):
     return step(w, {"x": batch["x"][batch["y"] > 0], "y": batch["y"][batch["y"] > 0]})
 
 
+def looks_up(w, batch):
+    return step(w, {**batch, "y": np.arange(9.0)[batch["y"].astype(jnp.int32)]})
+
+
 def prints(w, batch):
     print(f"{loss(w, batch):.3f}")
     return step(w, batch)
@@ -121,12 +125,18 @@ def converts(convert):
 
 @pytest.mark.parametrize(
     "driver",
-    [branches, loops, masks, prints] + [converts(convert) for convert in (float, np.asarray, lambda x: x.item())],
+    [branches, loops, masks, looks_up, prints]
+    + [converts(convert) for convert in (float, np.asarray, lambda x: x.item())],
 )
 def test_a_driver_that_needs_a_number(driver):
     said = raised(driver)
     assert "(test_driver_errors.py:" in said
-    for text in ("jnp.where(condition, a, b)", "ctrl.hook(fn, loss)", 'return state, {"loss": loss}'):
+    for text in (
+        "jnp.where(condition, a, b)",
+        "ctrl.hook(fn, loss)",
+        "jnp.asarray(table)[i]",
+        'return state, {"loss": loss}',
+    ):
         assert text in said
 
 
