@@ -130,14 +130,6 @@ def test_gates_that_are_no_truth_values_are_refused():
         comm.local_mean(np.int32(1))
 
 
-def test_local_values_are_refused_in_the_state():
-    def driver(state, batch):
-        return moved(state, comm.local_mean(jax.grad(mean_loss)(state, batch))), {}
-
-    with pytest.raises(ReplicationError, match="local_mean, whose result differs between workers"):
-        build(driver, per_worker_state=None)
-
-
 def test_truth_values_are_set_to_truth_values():
     def driver(state, batch):
         return jnp.where(ad.hyperparameter("on", True), state, 0), {"mean": comm.all_reduce(batch["x"].mean())}

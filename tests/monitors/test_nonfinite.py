@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import adaptive as ad
 import collectives as comm
 import monitors as mon
-from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
 
 SIZES = (6, 4, 2)
@@ -27,11 +25,3 @@ def test_the_share_of_values_that_are_not_finite():
     metrics = program.step().metrics
     np.testing.assert_allclose(metrics["share"], 4 / 12, rtol=1e-6)
     assert metrics["of counts"] == 0
-
-
-def test_of_a_gradient_that_is_averaged_there_is_no_share():
-    def driver(w, batch):
-        return w, {"share": mon.nonfinite(comm.all_reduce(batch.mean()))}
-
-    with pytest.raises(CollectiveError, match=r"nonfinite.*already averaged"):
-        ad.Program(driver, jnp.zeros(()), DATA, global_batch=12, world=LocalWorld(3))

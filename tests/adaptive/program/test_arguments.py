@@ -12,7 +12,6 @@ import pytest
 
 import adaptive as ad
 import collectives as comm
-import controllers as ctrl
 from adaptive.runtime.local_world import LocalWorld
 from tests.problems import build
 from tests.relaxed import relaxed_tx
@@ -152,20 +151,6 @@ def test_a_request_that_cannot_be_changes_nothing(standing, asked):
     assert standing.step().batch_sizes == standing.batch_sizes == (4, 4, 4)
 
 
-def test_a_request_of_a_hook_that_cannot_be_names_the_hook():
-    def adapt(control):
-        control.rescale(shares=[math.nan])
-
-    def driver(state, batch):
-        ctrl.hook(adapt, every=2)
-        return total(state, batch)
-
-    with build(driver, 0.0, X, 12) as program:
-        program.step()
-        with pytest.raises(ad.BatchSizeError, match=r"(?s)hook 'adapt' \(test_arg.*step 2: rescale\(shares="):
-            program.step()
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -220,14 +205,3 @@ def test_fully_replicated_arrays_are_accepted_and_sharded_checkpoints_refused():
         program.restore(checkpoint)
         np.testing.assert_allclose(program.state["w"], expected, rtol=1e-6)
     np.testing.assert_array_equal(state["w"], 0)  # the user's own memory
-
-
-def test_integers_sum_and_empty_trees_are_no_leaves():
-    def driver(state, batch):
-        counted = comm.all_reduce({"n": jnp.int32(2) + 0 * ad.worker_index(), "none": None, "nothing": ()}, op="sum")
-        return total(state, batch)[0], counted
-
-    with build(driver, 0.0, X, 12, world=LocalWorld(3), microbatch=1) as program:
-        metrics = program.step().metrics
-    assert metrics == {"n": 6, "none": None, "nothing": ()}
-    assert metrics["n"].dtype == jnp.int32

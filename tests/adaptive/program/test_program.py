@@ -97,16 +97,6 @@ def test_state_and_metrics_that_were_read_survive_further_steps():
     assert not np.array_equal(states[0], final)
 
 
-def test_the_state_is_changed_by_a_checkpoint():
-    program = ad.Program(mean_of_y, jnp.zeros(()), make_data(16), global_batch=8, world=comm.SoloWorld())
-    program.step()
-    checkpoint = program.checkpoint()
-    checkpoint["state"] = jnp.ones(())
-    program.restore(checkpoint)
-    assert program.state == 1
-    assert program.steps == 1
-
-
 def test_thread_local_settings_of_jax_hold_in_the_background_compiler():
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         seen = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -112,19 +111,6 @@ def test_in_a_fixed_world_a_request_for_workers_is_noted():
         assert notes == [("hook '<lambda>': workers 2 clipped to 1, the most available.",), ()]
         with pytest.raises(ad.WorkerCountError, match="1 is"):
             program.rescale(workers=2)
-
-
-def test_a_record_has_the_requests(tmp_path):
-    def driver(state, batch):
-        ctrl.hook(lambda control: control.rescale(workers=4 - control.step))
-        return descend(state, batch)
-
-    path = tmp_path / "trace.jsonl"
-    with build(LocalWorld(4, workers=2), driver) as program:
-        list(program.run(steps=3, record=path))
-    lines = [json.loads(line) for line in path.read_text().splitlines()][1:]
-    assert [line["decision"]["workers"] for line in lines] == [3, 2, 1]
-    assert [line["asked"]["workers"] for line in lines] == [[2, 1, 4], [3, 1, 4], [2, 1, 4]]
 
 
 def test_skipped_steps_do_not_keep_anybody_from_joining():
