@@ -90,7 +90,7 @@ def measure_critical_batch(
       `largest_equal`; McCandlish et al. 2018, "An empirical model of large-batch training", eq. 2.7.
     """
     base = program.global_batch
-    examples = _check(program, base, examples, factors, hyperparameters)
+    examples, factors = _check(program, base, examples, factors, hyperparameters)
     noise = float(getattr(noise_scale, "scale", nan if noise_scale is None else noise_scale))
 
     def loss() -> float:
@@ -137,14 +137,14 @@ def _fit(efficiencies: Sequence[float], factors: Sequence[int]) -> float:
     return float(_CANDIDATES[((predicted - np.asarray(efficiencies)) ** 2).sum(1).argmin()])
 
 
-def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any) -> int:
-    """Check the arguments, and return `examples` rounded down to whole steps of all branches."""
+def _check(program: Program, base: int, examples: Any, factors: Any, hyperparameters: Any) -> tuple[int, list[int]]:
+    """Check the arguments, and return `examples` rounded down to whole steps of all branches, and the factors."""
     where = f"measure_critical_batch{at(current_line())}"
     ks = [whole(k) or 0 for k in factors]
     if len(ks) < 2 or ks[0] != 1 or any(after <= k for k, after in pairwise(ks)):
         raise DriverError(f"{where}: factors ascend from 1, such as (1, 2, 4, 8); got {factors!r}.")
-    unit = base * lcm(*ks)
-    if whole(examples) is None or examples < max(unit, POINTS * base):
+    unit, number = base * lcm(*ks), whole(examples) or 0
+    if number < max(unit, POINTS * base):
         raise DriverError(
             f"{where}: examples must be at least {max(unit, POINTS * base)}: whole steps of {base} examples and of "
             f"{', '.join(map(str, ks[1:]))} times as many, and {POINTS} of the smallest; got {examples!r}."
@@ -155,4 +155,4 @@ def _check(program: Program, base: int, examples: Any, factors: Any, hyperparame
             "ctrl.scale_by_batch in the driver, or set hyperparameters in each branch, for Adam for instance:\n"
             f"    ctrl.measure_critical_batch(…, hyperparameters=lambda k: {{'lr': 3e-4 * k**0.5}})"
         )
-    return examples // unit * unit
+    return number // unit * unit, ks

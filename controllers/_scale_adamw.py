@@ -12,6 +12,7 @@ import optax
 
 from adaptive import DriverError
 from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import real
 from adaptive.operators.sources import GLOBAL_BATCH, read
 
 # Outside a program the global batch is unknown and read as 0; then the base batch is assumed.
@@ -73,7 +74,7 @@ def scale_adamw(
       definition 5.2, whose 1 - s (1 - b) agrees with b ** s to first order; Busbridge et al. 2023, "How to scale your
       EMA" (arXiv 2307.13813); Wang and Aitchison 2024, "How to set AdamW's weight decay" (arXiv 2405.13698).
     """
-    _check(base, b1, b2, eps, weight_decay)
+    base_batch = _check(base, b1, b2, eps, weight_decay)
     decay = optax.add_decayed_weights(weight_decay, mask)
 
     def init_fn(params: optax.Params) -> ScaleAdamWState:
@@ -90,7 +91,7 @@ def scale_adamw(
                 "    updates, opt_state = tx.update(avg_grads, opt_state, params)"
             )
         batch = read(_GLOBAL_BATCH).astype(jnp.float32)
-        s = jnp.where(batch > 0, batch / base, 1.0)
+        s = jnp.where(batch > 0, batch / base_batch, 1.0)
         keep1, keep2, progress = b1**s, b2**s, state.progress + s
         rate = jnp.asarray(learning_rate(state.progress) if callable(learning_rate) else learning_rate, jnp.float32)
         # In units of the base batch (nu is multiplied by s), sqrt(s) cancels except for one factor s of step and decay.
@@ -112,12 +113,13 @@ def _mix(average: jax.Array, new: jax.Array, keep: jax.Array) -> jax.Array:
     return (kept * average + (1 - kept) * new).astype(average.dtype)
 
 
-def _check(base: Any, b1: float, b2: float, eps: float, weight_decay: float) -> None:
-    where = at(current_line())
-    if not (isinstance(base, int | float) and base > 0):
+def _check(base: Any, b1: float, b2: float, eps: float, weight_decay: float) -> float:
+    where, number = at(current_line()), real(base)
+    if number is None or not number > 0:
         raise DriverError(f"scale_adamw{where}: base is a number of examples, 1 or more; got {base!r}.")
     if not (0 <= b1 < 1 and 0 <= b2 < 1 and eps >= 0 and weight_decay >= 0):
         raise DriverError(
             f"scale_adamw{where}: b1 and b2 are from 0 to below 1, eps and weight_decay not negative; got b1={b1}, "
             f"b2={b2}, eps={eps} and weight_decay={weight_decay}."
         )
+    return number

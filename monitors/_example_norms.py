@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from adaptive import CollectiveError
 from adaptive.base.process.source_lines import at, current_line
+from adaptive.base.values.numbers import whole
 from adaptive.operators.context import tracing
 
 from ._squares import at_least_single
@@ -45,7 +46,8 @@ def example_norms(
       >>> avg_grads = comm.all_reduce(grads)                                      # doctest: +SKIP
       >>> noise = mon.noise_scale(grads, avg_grads, per_example=norms)            # doctest: +SKIP
     """
-    if sample is not None and not (isinstance(sample, int) and sample > 0):
+    count = whole(sample)
+    if sample is not None and (count is None or count < 1):
         raise CollectiveError(
             f"example_norms{at(current_line())}: sample={sample!r} must be a positive integer, or None for all "
             "examples."
@@ -55,7 +57,7 @@ def example_norms(
         start = f"example_norms{at(current_line())}: "
         _check_parameters(params, start)
         examples = _number_of_examples(batch, start)
-        sampled = examples if sample is None else min(sample, examples)
+        sampled = examples if count is None else min(count, examples)
         if (trace := tracing()) is not None and examples == trace.examples:
             trace.sampled.add(sampled)  # so that `check_norms` tells a sample from norms of another batch
 

@@ -56,9 +56,10 @@ def spike(value: Any, *, window: int = 128, factor: float = 6.0) -> jax.Array:
     """
     value = jnp.asarray(value)
     is_number = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+    size = whole(window) or 0
     wrong = [
         f"expected one real number, got {value.dtype}{list(value.shape)}" if value.ndim or not is_number else "",
-        f"window={window!r} must be a whole number, at least 8" if (whole(window) or 0) < 8 else "",
+        f"window={window!r} must be a whole number, at least 8" if size < 8 else "",
         f"factor={factor!r} must be positive" if not factor > 0 else "",
     ]
     if any(wrong):
@@ -73,14 +74,14 @@ def spike(value: Any, *, window: int = 128, factor: float = 6.0) -> jax.Array:
         middle = _median(values, count)
         apart = jnp.abs(values - middle)
         least, robust = rounding * jnp.abs(middle), _OF_MEDIAN * _median(apart, count)
-        mean = jnp.where(jnp.arange(window) < count, apart, 0).sum() / jnp.maximum(state[0], 1)
+        mean = jnp.where(jnp.arange(size) < count, apart, 0).sum() / jnp.maximum(state[0], 1)
         deviation = jnp.where(robust > least, robust, jnp.maximum(_OF_MEAN * mean, least))
         finite = jnp.isfinite(value)
-        above = (2 * count >= window) & (value > middle + factor * deviation)
-        entered = jnp.concatenate([jnp.minimum(state[:1] + 1, window), value[None], values[:-1]])
+        above = (2 * count >= size) & (value > middle + factor * deviation)
+        entered = jnp.concatenate([jnp.minimum(state[:1] + 1, size), value[None], values[:-1]])
         return jnp.where(finite, entered, state), ~finite | above
 
-    return operator_state("spike", np.zeros(window + 1, dtype), update)
+    return operator_state("spike", np.zeros(size + 1, dtype), update)
 
 
 def _median(values: jax.Array, count: jax.Array) -> jax.Array:

@@ -133,10 +133,10 @@ class BatchSizes:
           hooks: names of the hooks that made it.
           for_others: whether members are about to change, so that a larger global batch may be possible soon.
         """
-        weights = np.asarray(self.shares) if decision.shares is None else self.checked(decision.shares)
+        by, until = f"{hooks_in_words(hooks)}: " * bool(hooks), ", until other workers have joined" * for_others
+        weights = np.asarray(self.shares) if decision.shares is None else self.checked(decision.shares, by)
         before, asked = sum(self.target), self.wanted if decision.global_batch is None else decision.global_batch
         known = before if decision.global_batch is None else None
-        by, until = f"{hooks_in_words(hooks)}: " * bool(hooks), ", until other workers have joined" * for_others
         total, notes = self._nearest(asked, self.bounds(weights), known, by, until)
         if decision.shares is not None or total != before:  # otherwise the split stays exactly as it is
             limits = self._with_quantum(total, weights)
@@ -279,9 +279,9 @@ class BatchSizes:
         number = checked_global_batch(total, self.bounds(weights))
         return Decision(None if global_batch is None else number, given)
 
-    def checked(self, shares: Any) -> np.ndarray:
+    def checked(self, shares: Any, by: str = "") -> np.ndarray:
         """Return valid shares, with 0 for empty worker slots. Raises a BatchSizeError if no member has a share, or a
-        worker whose value the driver broadcasts has none.
+        worker whose value the driver broadcasts has none; `by`: its first words.
         """
         weights = check_shares(shares, len(self.limits.lower))
         there = np.zeros(len(weights), bool)
@@ -289,10 +289,10 @@ class BatchSizes:
         taken = np.where(there, weights, 0.0)
         if not taken.any():
             slots = ", ".join(str(slot) for slot, w in enumerate(weights.tolist()) if w)
-            raise BatchSizeError(f"shares give examples only to worker slot {slots}, which is empty.")
+            raise BatchSizeError(f"{by}shares give examples only to worker slot {slots}, which is empty.")
         missing = [slot for slot in self.needed if not taken[slot]]
         if missing:
             raise BatchSizeError(
-                f"worker {missing[0]} must take at least one example: the driver broadcasts a value of that worker."
+                f"{by}worker {missing[0]} must take at least one example: the driver broadcasts a value of that worker."
             )
         return taken

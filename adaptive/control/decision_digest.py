@@ -113,5 +113,7 @@ def _wish(decision: Decision | None) -> str:
     asked = {"workers": decision.workers, "global_batch": decision.global_batch, "shares": decision.shares}
     sizes = [f"{name}={value}" for name, value in asked.items() if value is not None]
     values = [f"{name}={value}" for name, value in decision.hyperparameters.items()]
-    calls = [f"{call}({', '.join(what)})" for call, what in (("rescale", sizes), ("set", values)) if what]
+    calls = [
+        f"{call}({', '.join(what)})" for call, what in (("rescale", sizes), ("set_hyperparameters", values)) if what
+    ]
     return " and ".join(calls + ["stop()"] * decision.stop)

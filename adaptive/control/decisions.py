@@ -72,7 +72,7 @@ class Decisions:
             self._digest.enter(step, hooks_in_words(names), decision)
         if decision is None:
             return None, []
-        self.stopped, self.last_asked = decision.stop, (tuple(names), requests)
+        self.stopped, self.last_asked = self.stopped or decision.stop, (tuple(names), requests)
         self._hyperparameters.request(decision.hyperparameters)
         notes = [*decision.notes, *apply_decision(decision, self._sizes, self._membership, requests)]
         return decision, notes
@@ -93,7 +93,7 @@ class Decisions:
         there = self._hyperparameters
         decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))
         self._hyperparameters.request(decision.hyperparameters)
-        self._digest.enter(step, "program.set", decision)
+        self._digest.enter(step, "program.set_hyperparameters", decision)
 
     def stop_by_hand(self, step: int) -> None:
         """Apply the request of `Program.stop` after `step`."""

@@ -78,6 +78,7 @@ def _step(event: StepEvent) -> dict[str, Any]:
         "microseconds": _microseconds(event),
         "metrics": {name: _plain(value) for name, value in event.scalars.items()},
         "skipped": report.skipped or event.scalars.get("skipped") == 1,
+        "quantum": event.limits.quantum,
         "call": event.limits.call_overhead,
         "hooks": {
             hook.name: [_plain(leaf.tolist()) for leaf in hook.values.values()] for hook in event.hooks if hook.values

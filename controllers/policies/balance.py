@@ -216,6 +216,7 @@ def _prospect(observation: Observation, model: TimeModel, dead_band: float) -> _
     most = np.minimum(upper, most)
     # Shrinking risks less: a wrong guess costs the other workers little.
     least = np.maximum(lower, (np.minimum(model.smallest, stay) / GROWTH**2).astype(np.int64))
+    least = lower if least.sum() > total else least
     most = upper if most.sum() < total else most
     now, band = float(seconds.max()), max(dead_band, _noise_band(model, stay, seconds, links))
     return _Prospect(total, times, stay, seconds, least, most, now, water_level(total, times, least, most), band)

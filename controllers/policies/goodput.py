@@ -24,7 +24,7 @@ from controllers.timing._time_model import TimeModel
 from controllers.timing.exchange import Exchange
 from controllers.timing.seconds import active_of, shape_of
 
-from .noise import Bounds, check_noise, check_workers, read_noise, round_batch, within, within_growth
+from .noise import Bounds, check_bounds, check_noise, read_noise, round_batch, within, within_growth
 
 CANDIDATES = 25  # batches that one decision compares, for each number of workers
 MOST_NUMBERS = 12  # numbers of workers that one decision compares
@@ -65,7 +65,7 @@ def goodput_batch(
       compute seconds, shape=(n,), and the seconds of a whole iteration.
 
     Raises:
-      ValueError: `growth`, `gain` or `factor` is out of range.
+      ValueError: an argument is out of range.
 
     References:
       Qiao et al. 2021, "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", section 3.
@@ -109,7 +109,7 @@ def goodput_workers(
     """
     if not 0 <= worth <= 1:
         raise ValueError(f"goodput_workers: worth must be from 0 to 1; got {worth}.")
-    check_workers("goodput_workers", min_workers, max_workers)
+    check_bounds("goodput_workers", "workers", min_workers, max_workers)
     rule = _Rule("goodput_workers", growth, gain, factor, multiple, min_batch, max_batch)
     return _policy(rule._replace(workers=(min_workers, max_workers), worth=worth))
 
@@ -136,11 +136,12 @@ class _Rule(NamedTuple):
 
 
 def _policy(rule: _Rule) -> Policy:
-    if rule.growth <= 1 or rule.gain < 1 or rule.factor <= 0:
+    if rule.growth <= 1 or rule.gain < 1 or rule.factor <= 0 or (rule.multiple is not None and rule.multiple < 1):
         raise ValueError(
-            f"{rule.name}: growth must be above 1, gain at least 1 and factor above 0; got {rule.growth}, {rule.gain} "
-            f"and {rule.factor}."
+            f"{rule.name}: growth must be above 1, gain at least 1, factor above 0 and multiple at least 1; got "
+            f"{rule.growth}, {rule.gain}, {rule.factor} and {rule.multiple}."
         )
+    check_bounds(rule.name, "batch", rule.min_batch, rule.max_batch)
 
     def init(n_workers: int) -> GoodputState:
         return GoodputState(TimeModel.init(n_workers), Exchange.init())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -96,7 +97,11 @@ def mitigate_slow_workers(
         asked = replace(chosen, notes=(*notes, *chosen.notes))
         return (asked if asked or asked.notes else None), state
 
-    return Policy(init, update, "mitigate_slow_workers", ("seconds",), check_times)
+    def check(values: Sequence[Any], n_workers: int, name: str) -> None:
+        check_times(values, n_workers, name)
+        inner.check(tuple(values), n_workers, inner.name)
+
+    return Policy(init, update, "mitigate_slow_workers", ("seconds",), check)
 
 
 def _learn(observation: Observation, seconds: np.ndarray, state: MitigationState) -> MitigationState:

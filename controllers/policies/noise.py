@@ -58,8 +58,7 @@ def noise_batch(
             f"noise_batch: growth must be above 1, factor above 0, dead_band not negative and multiple at least 1; "
             f"got {growth}, {factor}, {dead_band} and {multiple}."
         )
-    if min_batch is not None and max_batch is not None and not 1 <= min_batch <= max_batch:
-        raise ValueError(f"noise_batch: 1 <= min_batch <= max_batch must hold; got {min_batch} and {max_batch}.")
+    check_bounds("noise_batch", "batch", min_batch, max_batch)
 
     def decide(observation: Observation) -> Decision | None:
         noise, current = read_noise(observation.values[0]), observation.global_batch
@@ -119,7 +118,7 @@ def noise_workers(
             f"noise_workers: growth must be above 1, factor above 0 and dead_band not negative; got {growth}, {factor} "
             f"and {dead_band}."
         )
-    check_workers("noise_workers", min_workers, max_workers)
+    check_bounds("noise_workers", "workers", min_workers, max_workers)
 
     def decide(observation: Observation) -> Decision | None:
         noise = read_noise(observation.values[0])
@@ -169,7 +168,7 @@ def check_noise(values: Sequence[Any], _: int, policy: str) -> None:
     """Check that the hook's first value can be a noise scale; used as policies' `check`. Else raises a DriverError."""
     value = values[0] if values else None
     numbers = [getattr(value, field) for field in Bounds._fields if hasattr(value, field)] or [value]
-    if value is None or any(math.prod(shape_of(x)) != 1 or isinstance(x, tuple | list | dict) for x in numbers):
+    if value is None or any(shape_of(x) or isinstance(x, tuple | list | dict) for x in numbers):
         got = f"a {type(value).__name__}" if shape_of(value) == () else f"an array of shape {shape_of(value)}"
         raise DriverError(
             f"{policy} reads a noise scale; it received {'nothing' if value is None else got}. Write:\n"
@@ -198,11 +197,11 @@ def within(low: int | None, high: int | None, least: int, most: int) -> tuple[in
     return low, max(min(most, high or most), low)
 
 
-def check_workers(policy: str, min_workers: int | None, max_workers: int | None) -> None:
-    """Check a policy's bounds of the number of workers. Raises a ValueError if no number is between them."""
-    low = 1 if min_workers is None else min_workers
-    if not 1 <= low <= (low if max_workers is None else max_workers):
-        raise ValueError(f"{policy}: 1 <= min_workers <= max_workers must hold; got {min_workers} and {max_workers}.")
+def check_bounds(policy: str, what: str, least: int | None, most: int | None) -> None:
+    """Check a policy's bounds of the batch or of the number of workers. Raises a ValueError if nothing is between."""
+    low = 1 if least is None else least
+    if not 1 <= low <= (low if most is None else most):
+        raise ValueError(f"{policy}: 1 <= min_{what} <= max_{what} must hold; got {least} and {most}.")
 
 
 def within_growth(wanted: float, there: int, current: int, growth: float) -> float:

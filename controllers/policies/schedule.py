@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from adaptive.base.decision import Decision, Observation
-from adaptive.base.values.numbers import real, reals, whole
+from adaptive.base.values.numbers import real, reals, truths, whole
 from controllers._policy import Policy, stateless
 
 Unit = Literal["steps", "examples", "tokens", "epochs"]
@@ -47,7 +47,7 @@ def schedule(
         "tokens" or "epochs" (of data consumed, as a fraction). Give lengths above 2**31 to optax schedules as floats.
       total: the length of the run, of which points such as "80%" are parts: a point itself.
       tokens_per_example: tokens in one example, if they are counted: the length of a sequence.
-      **hyperparameters: by name, the same for values of hyperparameters: numbers or arrays.
+      **hyperparameters: by name, the same for values of hyperparameters: numbers, booleans or arrays.
 
     Returns:
       A policy for a hook without values.
@@ -75,7 +75,7 @@ def schedule(
             batch = None if round(number) == observation.global_batch else round(number)
         wanted = {name: np.asarray(value(observation)).tolist() for name, value in of_others.items()}
         known = observation.hyperparameters
-        changed = {k: v for k, v in wanted.items() if k not in known or not np.allclose(known[k], v, 1e-7, 0)}
+        changed = {k: v for k, v in wanted.items() if k not in known or not _equal(known[k], v)}
         return Decision(global_batch=batch, hyperparameters=changed) if batch is not None or changed else None
 
     return stateless(decide, "schedule")
@@ -148,5 +148,16 @@ def _check_batch(value: Any) -> str:
 
 
 def _check_value(value: Any) -> str:
-    numbers = reals(value)
-    return "" if numbers is not None and np.isfinite(numbers).all() else "a hyperparameter is finite numbers"
+    numbers = _numbers(value)
+    known = numbers is not None and np.isfinite(numbers).all()
+    return "" if known else "a hyperparameter is finite numbers, or booleans"
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    return truths(value) if reals(value) is None else reals(value)
+
+
+def _equal(present: Any, value: Any) -> bool:
+    """Return whether a hyperparameter has a value; False for one that it cannot have, which the request refuses."""
+    numbers = _numbers(value)
+    return numbers is not None and numbers.shape == np.shape(present) and np.allclose(present, numbers, 1e-7, 0)

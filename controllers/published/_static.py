@@ -46,7 +46,8 @@ def static_proportional(capacities: Sequence[float] | None = None) -> Policy:
 
     def decide(observation: Observation) -> Decision | None:
         given = np.asarray(observation.values[0] if capacities is None else capacities, np.float64)
-        sizes = split(observation.global_batch, given.tolist(), observation.limits)
+        given = np.where(observation.limits.arrays.upper > 0, given, 0.0)  # empty worker slots have none
+        sizes = split(observation.global_batch, given, observation.limits)
         return None if sizes == observation.batch_sizes else Decision(shares=tuple(map(float, sizes)))
 
     def check(values: tuple[Any, ...], n_workers: int, name: str) -> None:

@@ -30,7 +30,7 @@ class RecordedStep(NamedTuple):
 
     seen: Observation  # as each hook saw the step; without the hook's values
     seconds: float  # of the whole step, measured by rank 0
-    hooks: dict[str, list[Any]]  # the leaves of the values that each received; empty for a skipped step
+    hooks: dict[str, list[Any]]  # the leaves of the values that each received; without hooks that did not run
     decision: Decision | None
 
 
@@ -100,12 +100,13 @@ def read_trace(path: str | Path, run: int = -1) -> Recording:
         raise RecordError(f"{path}: the run has no steps.")
     limits = Limits(tuple(header["lower"]), tuple(header["upper"]), header["quantum"], header.get("multiple", 1))
     hooks = {hook["name"]: RecordedHook(hook["every"], tuple(hook["leaves"])) for hook in header["hooks"]}
-    return Recording(header["workers"], limits, hooks, tuple(_step(line, limits) for line in steps))
+    return Recording(header["workers"], limits, hooks, tuple(_step(line, limits, hooks) for line in steps))
 
 
-def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
+def _step(line: dict[str, Any], limits: Limits, hooks: dict[str, RecordedHook]) -> RecordedStep:
     sizes, asked = tuple(line["batch_sizes"]), line["asked"]
     target, least, most = asked["workers"]
+    limits = limits._replace(quantum=line.get("quantum", limits.quantum), call_overhead=line["call"])
     seen = Observation(
         step=line["step"],
         epoch=line["epoch"],
@@ -113,7 +114,7 @@ def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
         batch_sizes=sizes,
         previous_batch_sizes=tuple(line["previous_batch_sizes"]),
         global_batch=asked["global_batch"],
-        limits=limits.of(np.isin(range(len(sizes)), asked["active"]))._replace(call_overhead=line["call"]),
+        limits=limits.of(np.isin(range(len(sizes)), asked["active"])),
         members=tuple(line["members"]),
         joined=tuple(line["joined"]),
         target_workers=target,
@@ -122,7 +123,8 @@ def _step(line: dict[str, Any], limits: Limits) -> RecordedStep:
         hyperparameters=line["hyperparameters"],
         examples=line.get("examples", 0),
     )
-    return RecordedStep(seen, line["seconds"], line["hooks"], _decision(line))
+    nothing = {} if line.get("skipped") else {name: [] for name, hook in hooks.items() if not hook.leaves}
+    return RecordedStep(seen, line["seconds"], nothing | line["hooks"], _decision(line))
 
 
 def _decision(line: dict[str, Any]) -> Decision | None:

@@ -41,7 +41,7 @@ def replay(
     every = every or recording.hooks[hook].every
     state, asked = policy.init(recording.workers), []
     for step in recording.steps:
-        if not step.hooks.get(hook):
+        if hook not in step.hooks:
             continue
         if step.seen.joined:
             state = reset_slots(state, policy.init, recording.workers, step.seen.joined)

@@ -184,22 +184,23 @@ def simulate(
     Raises:
       ValueError: the number of workers is unknown, or `sizes` and the cluster disagree about it.
     """
+    first = np.asarray(sizes)
     if isinstance(times, Cluster):
         function, cluster = None, times
-    elif isinstance(sizes, Sequence):
-        function, cluster = times, Cluster(BatchTime(np.ones(len(sizes))))
+    elif first.ndim:
+        function, cluster = times, Cluster(BatchTime(np.ones(len(first))))
     else:
         raise ValueError("simulate: the number of workers is unknown: give an initial size per worker, or a Cluster.")
     n = cluster.workers
-    if isinstance(sizes, Sequence) and len(sizes) != n:
-        raise ValueError(f"simulate: {len(sizes)} initial sizes for {n} workers.")
+    if first.ndim and len(first) != n:
+        raise ValueError(f"simulate: {len(first)} initial sizes for {n} workers.")
     hooks = [Hooked(policy, values, every)] if isinstance(policy, Policy) else list(policy)
     draw = np.random.default_rng(seed)
     noise = 1 + jitter * np.clip(draw.standard_normal((steps, n)), -3, 3)
     if cluster.noise:
         noise = noise * cluster.noise(draw, steps, n)
     bounds = limits or cluster.limits
-    run = _Run(hooks, cluster, bounds, limits.quantum if limits else cluster.quantum, sizes, seed)
+    run = _Run(hooks, cluster, bounds, limits.quantum if limits else cluster.quantum, first, seed)
     rows: list[tuple[Any, ...]] = []
     decisions: list[tuple[int, Decision]] = []
     for step in range(1, steps + 1):
@@ -225,7 +226,7 @@ class _Run:
         cluster: Cluster,
         limits: Limits,
         quantum: int | None,
-        first: Sequence[int] | int,
+        first: np.ndarray,
         seed: int,
     ):
         self._hooks, self._cluster = hooks, cluster
@@ -236,8 +237,7 @@ class _Run:
         self._workers = Workers(cluster)
         self._membership = Membership(self._workers)
         self._joined_in = self._generations()
-        total = first if isinstance(first, int) else sum(first)
-        shares = None if isinstance(first, int) else [float(size) for size in first]
+        total, shares = first.sum().item(), first.tolist() if first.ndim else None
         limits = limits._replace(quantum=1, examples=max(EXAMPLES, total))
         self.sizes = BatchSizes(total, shares, limits, quantum=quantum, members=self._workers.members)
 

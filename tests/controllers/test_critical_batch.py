@@ -75,7 +75,9 @@ def test_the_critical_batch_is_the_noise_scale_where_the_model_holds():
 
 def test_without_noise_examples_are_worth_less_in_large_batches():
     with build(noise=0.0) as program:
-        found = ctrl.measure_critical_batch(program, loss_fn, {"x": np.zeros((8, 1))}, examples=128, factors=(1, 2, 4))
+        found = ctrl.measure_critical_batch(
+            program, loss_fn, {"x": np.zeros((8, 1))}, examples=128.0, factors=[1.0, 2, 4]
+        )
     efficiencies = [branch.efficiency for branch in found.branches]
     np.testing.assert_allclose(efficiencies, [1, 0.5, 0.25], rtol=0.05)
     assert found.critical < 1

@@ -67,6 +67,12 @@ REFUSED = {
         lambda g, a: (a,),
         r"an array of shape \(2,\)(?s:.*)mon.noise_scale",
     ),
+    "a noise scale in a list": (
+        ctrl.noise_batch(),
+        lambda g, a: (mon.noise_scale(g, a).scale[None],),
+        r"an array of shape \(1,\)",
+    ),
+    "no link of a slow worker": (ctrl.mitigate_slow_workers(), lambda g, a: (seconds(), seconds()), "n_inputs=1"),
     "no noise": (ctrl.noise_workers(64), lambda g, a: (), "it received nothing"),
     "goodput of times": (ctrl.goodput_batch(), lambda g, a: (iteration(), seconds(), a, a), "got 4 values of shapes"),
     "goodput of gradients": (ctrl.goodput_workers(), lambda g, a: (a, seconds(), iteration()), "reads a noise scale"),

@@ -50,7 +50,7 @@ def test_norms_are_those_of_gradients_of_each_example_alone():
     """Of all, or of the first ones."""
 
     def of_samples(params, batch):
-        return [mon.example_norms(loss_fn, sample=sample)(params, batch) for sample in (None, 2, 99)]
+        return [mon.example_norms(loss_fn, sample=sample)(params, batch) for sample in (None, np.int64(2), 99)]
 
     def expected(params, batch):
         return *jax.value_and_grad(loss_fn)(params, batch), by_vmap(loss_fn, params, batch)

@@ -30,7 +30,7 @@ def noise(count, seed=0):
 def test_a_value_far_above_the_median_of_its_window_is_a_spike():
     values = noise(60)
     values[[3, 7, 30, 40, 50]] = 1e30, 3.4e38, 1e30, 3.3, -1e30
-    assert spikes(values, window=16) == [30]
+    assert spikes(values, window=16.0) == [30]
     falling = np.float32([8, 7, 6, 5, 4, 3, 2, 1, 7.7])  # the limit is 4.5 + 1.4826 * 2 = 7.47
     assert spikes(falling, window=8, factor=1.0) == [8]
     early = [*noise(7), np.float32(9), np.float32(9)]  # the first has only seven before it

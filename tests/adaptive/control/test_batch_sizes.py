@@ -135,6 +135,13 @@ def test_a_batch_out_of_range_is_clipped_with_a_note(asked, taken, examples):
     assert sum(sizes.target) == taken
 
 
+def test_shares_that_give_members_nothing_are_refused_by_the_hooks_name():
+    sizes = in_force(upper=(10, 10, 10), shares=(1, 1, 0))
+    sizes.change_members([0, 1], [])
+    with pytest.raises(ad.BatchSizeError, match="hook 'split': shares give examples only to worker slot 2, which is"):
+        sizes.request(Decision(shares=(0, 0, 1)), ["split"])
+
+
 @pytest.mark.parametrize(
     ("global_batch", "wrong"),
     [

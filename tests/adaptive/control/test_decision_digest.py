@@ -59,7 +59,7 @@ def test_silence_and_notes_leave_the_digest_but_are_remembered():
     [
         (Decision(workers=4, global_batch=64, stop=True), "rescale(workers=4, global_batch=64) and stop()"),
         (Decision(shares=(1.0, 3.0)), "rescale(shares=(1.0, 3.0))"),
-        (Decision(hyperparameters={"lr": 0.1}), "set(lr=0.1)"),
+        (Decision(hyperparameters={"lr": 0.1}), "set_hyperparameters(lr=0.1)"),
     ],
 )
 def test_a_digest_contains_requests_and_hooks(decision, said):
@@ -80,9 +80,12 @@ def disagreement(*entered):
 
 
 def test_all_hooks_since_the_last_comparison_are_named():
-    rate, quiet = ("program.set", Decision(hyperparameters={"lr": 0.1})), ("hook 'quiet'", None)
+    rate, quiet = ("program.set_hyperparameters", Decision(hyperparameters={"lr": 0.1})), ("hook 'quiet'", None)
     text = disagreement(quiet, rate)
-    assert "Here hook 'quiet' asked for nothing; then program.set asked for set(lr=0.1).\n" in text
+    assert (
+        "Here hook 'quiet' asked for nothing; then program.set_hyperparameters asked for set_hyperparameters(lr=0.1).\n"
+        in text
+    )
     assert "A hook must decide" in text
     assert "on every process, with the same values" in text
     assert "before" not in text
@@ -91,8 +94,10 @@ def test_all_hooks_since_the_last_comparison_are_named():
 
 
 def test_a_request_of_the_script_is_not_attributed_to_hooks():
-    text = disagreement(("program.rescale", DECISIONS[0]), ("program.set", Decision(hyperparameters={"lr": 0.1})))
-    assert "program.rescale asked for rescale(global_batch=8); then program.set asked for set(lr=0.1)" in text
+    text = disagreement(
+        ("program.rescale", DECISIONS[0]), ("program.set_hyperparameters", Decision(hyperparameters={"lr": 0.1}))
+    )
+    assert "program.rescale asked for rescale(global_batch=8); then program.set_hyperparameters asked for set_" in text
     assert "A hook must" not in text
     assert "every process" not in disagreement(("hook 'grow'", DECISIONS[0]))
 

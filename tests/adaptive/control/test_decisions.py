@@ -69,6 +69,13 @@ def test_a_decision_is_requested_and_entered():
     assert "hook 'grow' asked for rescale(workers=3, global_batch=16)" in digest.last
 
 
+def test_a_run_that_the_script_ends_in_a_hook_ends_whatever_hooks_decide():
+    decisions, *_ = decisions_of(Hooks(Decision(16)))
+    decisions.stop_by_hand(6)
+    decisions.after_step(STEP, [])
+    assert decisions.stopped
+
+
 @pytest.mark.parametrize("names", [(), ("quiet",)])
 def test_without_a_decision_nothing_changes(names):
     hooks = Hooks(None, names)
@@ -118,7 +125,7 @@ def test_hyperparameters_set_by_hand_are_checked_and_entered():
     decisions, _, _, hyperparameters, digest = decisions_of(Hooks(None))
     decisions.set_by_hand(3, {"rate": 0.25})
     assert hyperparameters.asked == [{"rate": 0.25}]
-    assert (digest.step, digest.last) == (3, "program.set asked for set(rate=0.25)")
+    assert (digest.step, digest.last) == (3, "program.set_hyperparameters asked for set_hyperparameters(rate=0.25)")
     with pytest.raises(ad.DriverError, match="no hyperparameter 'momentum'"):
         decisions.set_by_hand(4, {"momentum": 1.0})
     assert digest.step == 3

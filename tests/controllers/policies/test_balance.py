@@ -156,6 +156,17 @@ def test_shares_sum_to_the_global_batch_and_keep_limits():
     assert "slowest worker" in decision.notes[0]
 
 
+def test_a_batch_that_falls_to_an_example_per_worker_is_split():
+    """The least that is trusted, 2 for worker 0 and 1 for each other, is more than the batch. All speeds drift."""
+    policy = ctrl.balance(stretch_seconds=0)
+    state = policy.init(11)
+    for step in range(1, 61):
+        seconds, last = 1.05**step * np.array([0.5, *[0.01] * 10]), step == 60
+        seen = observe(seconds, step=step, batch_sizes=(27, *[1] * 10), global_batch=11 if last else 37, due=last)
+        decision, state = policy.update(seen, state)
+    assert decision.shares == (1,) * 11
+
+
 def test_sizes_are_multiples_of_the_quantum_where_that_is_cheap():
     decision = decide(ctrl.balance(), [0.1, 0.29], batch_sizes=(512, 512), quantum=16)
     assert all(share % 16 == 0 for share in decision.shares)

@@ -77,9 +77,11 @@ def test_batches_are_multiples_of_the_quantum_on_every_worker():
     [
         {"growth": 1.0},
         {"min_batch": 8, "max_batch": 4},
+        {"max_batch": 0},
         {"multiple": 0},
     ],
 )
-def test_impossible_settings_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        ctrl.noise_batch(**wrong)
+@pytest.mark.parametrize("policy", [ctrl.noise_batch, ctrl.goodput_batch])
+def test_impossible_settings_are_refused(policy, wrong):
+    with pytest.raises(ValueError, match=rf"{policy.__name__}: .*{next(iter(wrong))}"):
+        policy(**wrong)

@@ -72,6 +72,10 @@ def test_functions_and_hyperparameters():
     stairs = ctrl.schedule(by="examples", lr={0: 0.1, 500: [0.5, 0.25]})
     assert decided(stairs, examples=499, lr=0.1) == (None, {})
     assert decided(stairs, examples=500, lr=[0.1, 0.1]) == (None, {"lr": [0.5, 0.25]})
+    switch = ctrl.schedule(lr={0: True, 5: False})
+    assert [decided(switch, step=step, lr=True) for step in (4, 5)] == [(None, {}), (None, {"lr": False})]
+    for wrong in ([1.0, 1.0, 1.0], [1.0], None):  # which the request refuses
+        assert decided(ctrl.schedule(lr=lambda step, wrong=wrong: wrong), lr=[1.0, 1.0]) == (None, {"lr": wrong})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import controllers as ctrl
-from tests.controllers.observations import path
+from tests.controllers.observations import observe, path
 
 CORES = np.array([3.0, 5.0, 12.0])
 
@@ -17,3 +17,9 @@ def test_static_splits_by_capacity():
     by_value = ctrl.published.static_proportional()
     gathered = path(by_value, lambda b: b / CORES, [64, 64, 64], 20, values=lambda step, seconds: (CORES,))
     assert gathered == [[64, 64, 64], [29, 48, 115]]
+
+
+def test_an_empty_worker_slot_has_no_capacity():
+    seen = observe(np.array([1.0, np.nan, 3.0]), batch_sizes=(32, 0, 32), members=(0, 2))
+    decision, _ = ctrl.published.static_proportional().update(seen, ())
+    assert decision.shares == (16, 0, 48)

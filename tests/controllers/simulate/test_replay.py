@@ -78,6 +78,29 @@ def test_a_run_whose_workers_follow_a_noise_scale_replays_to_the_same_decisions(
     assert all(decision.workers is None and decision.global_batch <= 16 for _, decision in cluster)
 
 
+def test_a_batch_that_grows_and_a_hook_without_values_replay_to_the_same_decisions(trace):
+    """Batches are multiples of a quantum that follows the batch."""
+    policies = {2: ctrl.noise_batch(), 5: ctrl.published.static_proportional([1, 2])}
+
+    def driver(w, batch):
+        ctrl.hook(policies[2], 90.0 * ad.step_number().astype(float), every=2)
+        ctrl.hook(policies[5], every=5)
+        return w + comm.all_reduce(batch["x"].mean()), {}
+
+    data = {"x": np.ones(2048, np.float32)}
+    with ad.Program(driver, jnp.ones(()), data, global_batch=64, world=LocalWorld(2), deterministic=True) as program:
+        reports = list(program.run(steps=9, record=trace))
+    recording = read_trace(trace)
+    assert reports[-1].global_batch > 500
+    for (every, policy), hook in zip(policies.items(), recording.hooks, strict=True):
+        asked = [(r.step, r.decision) for r in reports if r.decision and r.step % every == 0]
+        again = replay(policy, recording, hook)
+        assert [(step, d.global_batch, d.shares) for step, d in again] == [
+            (step, d.global_batch, d.shares) for step, d in asked
+        ]
+        assert asked
+
+
 def test_a_hooks_values_are_known_by_their_names(trace):
     simulation = simulate(ctrl.balance(), Cluster(ctrl.timing.BatchTime(np.ones(2))), 8, 3)
     hooks = [("0/noise_batch", 20), ("1/lb_bsp", 1), ("2/mine", 1), ("3/noise_batch", 1)]

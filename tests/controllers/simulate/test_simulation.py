@@ -103,6 +103,8 @@ def test_the_number_of_workers_is_required():
         simulate(scripted(), lambda step, sizes: sizes, 12, 1)
     with pytest.raises(ValueError, match="2 initial sizes for 3 workers"):
         simulate(scripted(), Cluster(AFFINE), [4, 4], 1)
+    assert simulate(scripted(), lambda step, sizes: sizes, np.array([4, 5]), 1).sizes.tolist() == [[4, 5]]
+    assert simulate(scripted(), Cluster(AFFINE), np.int64(12), 1).sizes.tolist() == [[4, 4, 4]]
 
 
 # --- limits, requests -------------------------------------------------------------------------------------------------
@@ -122,11 +124,12 @@ def test_sizes_are_multiples_of_the_quantum_once_they_are_asked_for():
 
 
 def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
-    seen, known = [], []
+    seen, known, seconds = [], [], []
 
     def update(observation, state):
         state = {"steps": state["steps"] + (np.asarray(observation.batch_sizes) > 0), "all": state["all"] + 1}
         seen.append(state["steps"].tolist())
+        seconds.append(observation.values[0])
         known.append((observation.members, observation.joined, observation.limits.active))
         return script.get(observation.step), state
 
@@ -143,6 +146,7 @@ def test_workers_join_and_leave_and_joining_ones_have_no_measurements():
         ((0, 1, 2), (0,), (0, 1, 2)),
     ]
     assert simulation.sizes.tolist() == [[5, 4, 0]] * 2 + [[6, 3, 0], *[[0, 5, 4]] * 2, *[[3, 3, 3]] * 2]
+    np.testing.assert_array_equal(np.isnan(seconds[1:]), simulation.sizes[:-1] == 0)
     assert ((simulation.seconds > 0) == (simulation.sizes > 0)).all()
     assert simulation.ideal_sizes.sum(axis=1).tolist() == [9] * 7
     assert ((simulation.ideal_sizes == 0) | (simulation.sizes > 0)).all()
