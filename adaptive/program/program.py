@@ -276,7 +276,7 @@ class Program(Generic[State, Metrics]):
             process.
           DriverError: a step of this program is already running; or this process is a forked child of the program's.
           Preempted: this process received SIGTERM or SIGUSR1 and has left; or all have received one, before this step.
-          KeyboardInterrupt: Ctrl-C in the step.
+          KeyboardInterrupt: Ctrl-C in the step, which is done as a whole or not at all: further steps continue.
         """
         try:
             return self._loop.step()

@@ -101,6 +101,8 @@ class Reports:
             sizes.step_done()
         examples, ended = sum(stream.cursors), self.epoch
         self.epoch = epoch = examples // stream.length if stream.length else stream.epoch
+        if p.engine.context.interrupts.held:
+            p.engine.context.interrupts.release()
         asked = self._targets() if listens else None
         decision, committed = None, outcome.trouble is None
         if committed and (p.hooks.watches or run.step >= p.hooks.next_due):

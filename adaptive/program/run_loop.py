@@ -54,6 +54,7 @@ class RunLoop:
         # Before each of the last steps: its number, the cursors of the data, and the steps skipped in a row.
         self._before: deque[tuple[int, Any, int]] = deque(maxlen=UNDER_WAY + 2)
         self._under_way = threading.Lock()  # held during a step
+        self._interrupts = parts.engine.context.interrupts
         self._pid = os.getpid()
 
     def step(self, *, wait: bool = True, has_settings: bool | None = None) -> Report:
@@ -80,6 +81,8 @@ class RunLoop:
                 return self._step(wait)
         finally:
             self._under_way.release()
+            if self._interrupts.held:
+                self._interrupts.release()
 
     def check_process(self) -> None:
         """Raise a DriverError if this process is a forked child of the one that built the program."""

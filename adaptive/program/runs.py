@@ -78,7 +78,13 @@ def steps_of_run(
                 continue
             if checkpointer is not None and checkpointer.is_due(report) and loop.settle():
                 checkpointer.save(is_last=_is_over(p))
+            limit = run.limit
             yield report
+            if run.limit is not limit:
+                raise DriverError(
+                    f"another run() of {p.name} has begun in the loop over this one, which ends it. In the body, take "
+                    "steps by  program.step()"
+                )
         if p.world.processes > 1 and p.engine.has_status and (p.plan.hooks or p.decisions.stopped):
             # No step follows whose message would have the last decision.
             p.engine.exchange_status(f"the end of run() after step {run.step} of {p.name}", p.decisions.last)

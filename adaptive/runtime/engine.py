@@ -152,3 +152,4 @@ class Engine:
         self.kernels.close()
         if self.context.waiters:
             self.context.waiters.shutdown()
+            self.context.waiters = None  # further steps wait in one thread

@@ -86,8 +86,8 @@ class FusedStep:
         self.failed = self.lost_state = False
         self.waits = ctx.kernels.deterministic
         self._programs: dict[Microbatches, FusedProgram | str] = {}  # those of this process, or why they failed
-        self._program: FusedProgram | None = None  # of the current size
-        self._size, self._microbatches = 0, Microbatches()
+        self._program: FusedProgram | None = None  # of the current sizes
+        self._sizes, self._microbatches = tuple[int, ...](), Microbatches()
         self._held: list[jax.Array] | None = None  # changed leaves, and operator states
         self._kept: list[jax.Array] = []  # leaves that no step changes
         self._sent = [number for number, message in enumerate(plan.messages) if message.travels]
@@ -105,7 +105,7 @@ class FusedStep:
         self._verdicts: deque[Any] = deque()  # those that are not read
         reads_seconds = any(source.name == "compute_seconds" for source in plan.sources)
         self._apart = _APART if reads_seconds else _FAR_APART
-        self._since = 0  # steps of this size
+        self._since = 0  # steps of these sizes
         self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in ctx.world.devices]
         self._seconds: list[float] = []  # as they are reported
 
@@ -163,16 +163,15 @@ class FusedStep:
 
     # --- selection of steps -------------------------------------------------------------------------------------------
 
-    def fits(self, sizes: Sequence[int], readings: Sequence[Reading]) -> bool:
+    def fits(self, sizes: tuple[int, ...], readings: Sequence[Reading]) -> bool:
         """Return whether a step of these sizes of all workers runs as one program. Must be called once in each step.
         Replicated.
         """
-        ctx, size, step = self._ctx, sizes[0], readings[0].step
-        if self.failed or not size or sizes.count(size) < len(sizes) or step == self._again:
-            self._size = self._size if step == self._again else 0
+        ctx = self._ctx
+        if self.failed or readings[0].step == self._again:
             return False
-        if size != self._size:
-            self._size, self._microbatches = size, self.microbatches_of(sizes)
+        if sizes != self._sizes:
+            self._sizes, self._microbatches = sizes, self.microbatches_of(sizes)
             self._program, self._since, self._seconds = None, 0, [r.compute_seconds for r in readings]
             for samples in self._samples:
                 samples.clear()
@@ -264,7 +263,8 @@ class FusedStep:
         verdicts = self._verdicts
         while verdicts and (len(verdicts) > most or verdicts[0].is_ready()):
             try:
-                self.fault = int(np.asarray(verdicts.popleft()))
+                self.fault = int(np.asarray(verdicts[0]))  # not taken out before: Ctrl-C may end the wait
+                verdicts.popleft()
             except Exception as error:
                 self._held, self.lost_state = None, True
                 verdicts.clear()
@@ -316,6 +316,7 @@ class FusedStep:
         if self._has_status:  # before the state's memory is donated, because it may raise
             ctx.status.decode(heard)
         ctx.workers.committed = []  # they are overwritten, after they were read
+        ctx.interrupts.hold()
         try:
             results: Results = program.run(held, given)
         except Exception as error:

@@ -94,6 +94,8 @@ class HostStep:
                         break
             # All processes come to the same message that is not finite.
             trouble = failed and find_trouble(ctx, schedule, failed, share, readings, search=search)
+            if not trouble:
+                ctx.interrupts.hold()
             results = [] if trouble else self._commit(schedule)
         finally:
             for place in schedule.frees:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from adaptive.base.activity import Activity
+from adaptive.base.process.signals import Interrupts
 from adaptive.base.revision import Revision
 from adaptive.base.world import World
 from adaptive.graph.plan import Plan
@@ -82,6 +83,7 @@ class StepContext:
         revision, plan = revision or Revision(), plans.reference
         self.plans, self.plan, self.world, self.name = plans, plan, world, name
         self.status, self.activity = status or StepStatus(), activity or Activity(world)
+        self.interrupts = Interrupts()
         self.label = re.sub(r"\W+", "_", plan.graph.name).strip("_") + "_"  # of compiled programs, in profiles
         self.feed = feed = Feed.of(plan)
         elements = self.status.length

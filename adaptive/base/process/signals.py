@@ -6,11 +6,12 @@ then. Python runs handlers in the main thread, between two bytecodes: a signal t
 MPI or XLA is recorded when that call returns.
 
 Handlers are installed inside a world's `with` block, and in a run that keeps checkpoints. Elsewhere the signals have
-their usual effect.
+their usual effect. `Interrupts` defers SIGINT, Ctrl-C.
 """
 
 from __future__ import annotations
 
+import _signal  # that of which `signal` is made, whose conversions to enums take 10 µs
 import os
 import signal
 import threading
@@ -98,3 +99,42 @@ def _handle(number: int, frame: FrameType | None) -> None:
         PENDING_TERMINATION.append(TerminationNotice(signal.Signals(number).name, time.monotonic()))
     if callable(before):
         before(number, frame)
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+class Interrupts:
+    """Defers Ctrl-C from the commit of a program's step until the step is counted: in between, an interrupt would lose
+    the state, whose memory is given to the new one, or take the same examples twice. A second Ctrl-C is not deferred.
+
+    Attributes:
+      held: whether Ctrl-C is deferred now.
+    """
+
+    def __init__(self) -> None:
+        self.held = self._came = False
+        self._before: Any = None
+
+    def hold(self) -> None:
+        """Defer Ctrl-C. Does nothing in any thread but the main one, where alone Python raises KeyboardInterrupt."""
+        if self.held or (before := _signal.getsignal(signal.SIGINT)) is None:  # None: not Python's
+            return
+        self._before, self._came = before, False
+        try:
+            _signal.signal(signal.SIGINT, self._note)
+        except ValueError:  # another thread
+            return
+        self.held = True
+
+    def release(self) -> None:
+        """End `hold`. Raises the KeyboardInterrupt that was deferred."""
+        _signal.signal(signal.SIGINT, self._before)
+        self.held = False
+        if self._came:
+            signal.raise_signal(signal.SIGINT)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+        self._came = True

@@ -309,6 +309,12 @@ def test_kernels_are_not_run_on_made_up_data():
         assert program.state == 128
 
 
+def test_a_program_that_is_closed_may_continue():
+    with build() as program:
+        program.step()
+    assert program.step().step == 2
+
+
 # --- several processes, of which this is one --------------------------------------------------------------------------
 
 

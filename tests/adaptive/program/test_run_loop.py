@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import pytest
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
+from adaptive.base.process.signals import Interrupts
 from adaptive.runtime.local_world import LocalWorld
 from tests.problems import Compilations, build, descend, make_data, stream, warm
 from tests.threaded_world import Job
@@ -52,6 +55,44 @@ def test_sizes_never_seen_compile_nothing_and_hold_from_the_next_step():
     last = reports[max(reports)]
     for name in ("kernels", "compile_seconds", "waited_seconds"):
         assert getattr(last, name) == getattr(before, name)
+
+
+@pytest.mark.parametrize("make", [LocalWorld, lambda: LocalWorld(2), comm.DeviceWorld])
+def test_ctrl_c_while_the_state_is_overwritten_waits_until_the_step_is_counted(make, monkeypatch):
+    """Its memory is the new state's: an interrupt in between would lose both."""
+
+    def interrupted(run):
+        return lambda *given: (run(*given), signal.raise_signal(signal.SIGINT))[0]
+
+    options = {"world": make(), "deterministic": True}
+    with build(descend, 0.0, make_data(), 16, **options) as program, build(descend, 0.0, make_data(), 16) as alone:
+        for _ in range(5):
+            program.step()
+        engine, handler = program._parts.engine, signal.getsignal(signal.SIGINT)
+        if engine.fused is None:
+            final = engine.context.programs["final", 0, 0]
+            engine.context.programs["final", 0, 0] = replace(final, run=interrupted(final.run))
+            program._parts.revision.increment()
+        else:
+            monkeypatch.setattr(engine.fused._program, "run", interrupted(engine.fused._program.run))
+        for step in (6, 7):
+            with pytest.raises(KeyboardInterrupt):
+                program.step()
+            assert program.steps == step
+        assert signal.getsignal(signal.SIGINT) is handler
+        list(alone.run(steps=7))
+        np.testing.assert_allclose(program.state, alone.state, rtol=1e-5)
+
+
+def test_a_second_ctrl_c_is_not_deferred():
+    interrupts = Interrupts()
+    interrupts.hold()
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.release()
+    assert not interrupts.held
 
 
 # --- steps that are taken again ---------------------------------------------------------------------------------------

@@ -60,6 +60,18 @@ def test_a_hook_or_the_script_can_stop_a_run_and_the_next_run_continues():
         assert steps_of(program, steps=2) == [6, 7]
 
 
+def test_a_run_within_the_loop_over_another_is_an_error_and_one_that_was_left_is_none():
+    with program_of() as program:
+        left = program.run(steps=5)
+        next(left)
+        assert steps_of(program, steps=2) == [2, 3]
+        with pytest.raises(ad.DriverError, match=r"another run\(\) of program .* take steps by  program.step\(\)"):
+            next(left)
+        with pytest.raises(ad.DriverError, match="another run"):  # and would end at the limit of the other one
+            [list(program.run(steps=1)) for _ in program.run(steps=5)]
+        assert program.steps == 5
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
