@@ -195,21 +195,16 @@ def _end() -> None:
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     if survives and _me.code is not None:
-        _flush()
+        for thing in gc.get_objects():  # os._exit flushes no files
+            if issubclass(type(thing), io.IOBase):  # isinstance asks a proxy, whose object may have gone
+                with suppress(Exception):
+                    thing.flush()
         os._exit(_me.code & 0xFF)
     if _me.code or (survives and _me.heard):
         _finalize(mpi, HURRY_SECONDS)  # the others may not finalize, and must not be aborted
     elif survives and not by_error:
         _finalize(mpi, FINALIZE_SECONDS)
     # otherwise mpi4py's own exit handler finalizes MPI, or aborts
-
-
-def _flush() -> None:
-    """Flush all open files, because os._exit does not."""
-    for thing in gc.get_objects():
-        if isinstance(thing, io.IOBase):
-            with suppress(Exception):
-                thing.flush()
 
 
 def _finalize(mpi: Any, seconds: float) -> None:

@@ -163,19 +163,16 @@ def written_stacks(pid: int, file: int) -> str:
             if begin < before == size:
                 break
         opened.seek(begin)
-        return _that_matter(opened.read().decode(errors="replace"))
+        dump = opened.read().decode(errors="replace")
+        *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
+        found = [*filter(_READS.search, others), main, *(block for block in others if _PROGRAM in block)]
+        return "\n".join(found).strip()[:_MOST_CHARACTERS]
     return ""
 
 
 def compiles(stack: str) -> bool:
     """Return whether a stack is in XLA's compiler."""
     return _COMPILES in stack
-
-
-def _that_matter(dump: str) -> str:
-    *others, main = [block.strip() for block in dump.split("\n\n") if block.strip()] or [""]
-    read = [block for block in others if _READS.search(block)]
-    return "\n".join([*read, main, *(block for block in others if _PROGRAM in block)]).strip()[:_MOST_CHARACTERS]
 
 
 def _text(path: str) -> str:

@@ -58,7 +58,8 @@ class Job:
         """Run the job, and return how it has ended. `announce` is called after the signal handlers are installed."""
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:  # before the job starts, so that no signal is missed
-            loop.add_signal_handler(number, self._pass_on, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for example, has SIGHUP ignored
+                loop.add_signal_handler(number, self._pass_on, number)
         announce()
         server = await asyncio.start_server(self._hear, "", 0, family=socket.AF_INET, limit=LONGEST_LINE)
         port = server.sockets[0].getsockname()[1]
@@ -124,8 +125,9 @@ class Job:
         except (ConnectionError, ValueError, KeyError, TypeError, asyncio.CancelledError):
             pass  # it was killed, or is not one of ours
         except OSError:
-            if process is not None:
-                self._end_without(process)
+            if process is not None and not process.over and self._forced is None:
+                say(f"{process} is cut off: its host has not answered for {self._host_timeout:g} s.")
+                self._terminate(128 + signal.SIGKILL)  # its supervisor kills it there
         writer.close()
         if process is not None:
             self._writers.pop(process)
@@ -141,8 +143,7 @@ class Job:
         """Print the error by which a rank ends, in one piece; the same error of several ranks once."""
         first = self._errors.setdefault(text, process)
         told = f":\n{text.rstrip()}" if first is process else f" ended by the same error as rank {first.rank}."
-        sys.stderr.write(f"{process}{told}\n")
-        sys.stderr.flush()
+        say(f"{process}{told}", by="")
 
     def _take_down(self, process: ProcessState, said: Mapping[str, Any]) -> None:
         if "waits" in said:
@@ -186,12 +187,6 @@ class Job:
         if self._forced is None and self._ended_by is None and (why := reason_to_end(self._in_order())):
             say(why)
 
-    def _end_without(self, process: ProcessState) -> None:
-        """End the job because a process's host does not answer. The process is killed there, by its supervisor."""
-        if not process.over and self._forced is None:
-            say(f"{process} is cut off: its host has not answered for {self._host_timeout:g} s.")
-            self._terminate(128 + signal.SIGKILL)
-
     # --- signals and the end ------------------------------------------------------------------------------------------
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -226,8 +221,7 @@ class Job:
         """Kill mpirun and its descendants on this host; Open MPI's ranks have process groups of their own."""
         assert self._launcher is not None
         with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self._launcher.pid).children(recursive=True):
+            launcher = psutil.Process(self._launcher.pid)  # `Popen.kill` might take its exit code from asyncio
+            for process in (*launcher.children(recursive=True), launcher):
                 with suppress(psutil.NoSuchProcess):
-                    child.kill()
-        with suppress(ProcessLookupError):
-            self._launcher.kill()
+                    process.kill()

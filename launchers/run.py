@@ -69,8 +69,8 @@ class _RunCommand(click.Command):
 @click.command(
     "run", cls=_RunCommand, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120}
 )
-@click.option("-n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks. By default one "
-    "per slot of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
+@click.option("-n", "--n", "-np", "--np", "ranks", type=click.IntRange(1), metavar="N",
+    help="Number of ranks. By default one per slot of the hosts, task of the Slurm job, GPU, or core.")  # fmt: skip
 @click.option("-H", "--host", "--hosts", "hosts_", multiple=True, metavar="A:2,B:2",
     help="Hosts and their slots. Without a number a host has one slot, or one per GPU.")  # fmt: skip
 @click.option("--hostfile", "-hostfile", "--machinefile", "-machinefile", type=click.Path(path_type=Path), metavar="F",

@@ -161,8 +161,8 @@ def _code(process: ProcessState, own: int) -> int:
     return 128 + process.killed if process.killed is not None else own or 1
 
 
-def say(text: str) -> None:
+def say(text: str, by: str = "adaptive run: ") -> None:
     """Print a line of the launcher. Nobody may read it any more, and the job goes on, or is ended, all the same."""
     with suppress(OSError):
-        sys.stderr.write(f"adaptive run: {text}\n")
+        sys.stderr.write(f"{by}{text}\n")
         sys.stderr.flush()

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -170,11 +171,13 @@ def test_what_is_reported_and_finalized_when_python_ends(
         mpi.Is_initialized, mpi.Is_finalized = lambda: state[0], lambda: state[1]
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     does()
+    gone = weakref.proxy(lambda: None)  # is an object of Python's, too
     with (tmp_path / "log").open("w") as log:
         log.write("the last step")
         try:
             ending._end()
         except Exited:
             assert (tmp_path / "log").read_text() == "the last step"
+    del gone
     assert found == ([] if ended is None else [ended])
     assert reports(launcher) == ([] if said is None else [said])

@@ -342,6 +342,7 @@ def test_an_mpirun_that_does_not_end_is_killed_with_its_descendants(play, monkey
                 raise self.error
 
     async def scene(ranks: Ranks) -> int:
+        process[7].kill = ranks.mpirun.kill
         await (await ranks.connect())({"ends": 0}, {"exited": 0}, ends=True)
         await ranks.mpirun.killed.wait()
         assert ranks.mpirun.terminated.is_set()
@@ -396,6 +397,22 @@ def test_a_second_ending_signal_does_not_wait_for_the_ranks(play):
         return -15
 
     assert play(scene)[0] == (143, signal.SIGTERM, None)
+
+
+def test_a_signal_that_is_ignored_does_not_end_the_job(play):
+    """As SIGHUP under nohup, which the ranks ignore, too."""
+
+    async def scene(ranks: Ranks) -> int:
+        rank = await ranks.connect()
+        signal.raise_signal(signal.SIGHUP)
+        await rank({"ends": 0}, {"exited": 0}, ends=True)
+        return 0
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert play(scene, after=LONG) == ((0, None, None), "")
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("grace", [0.0, LONG])

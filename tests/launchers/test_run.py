@@ -335,7 +335,7 @@ def test_hosts_are_given_in_each_launchers_syntax(launcher, tmp_path):
 @pytest.mark.usefixtures("four_cores")
 def test_unknown_options_are_passed_to_the_launcher(launcher, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    words = shlex.split("--np=2 --mca btl tcp,self -x A -H a,b -genv B 1 --bind-to none --grace 3 x.py --show")
+    words = shlex.split("--n=2 --mca btl tcp,self -x A -H a,b -genv B 1 --bind-to none --grace 3 x.py --show")
     said = shlex.split(adaptive_run("--mpirun", launcher("five"), "--show", *words).stdout)
     assert said[-2:] == ["x.py", "--show"]
     text = " ".join(said)
