@@ -55,7 +55,7 @@ def last_checkpoint() -> None:
         program = ad.Program(driver, state, DATA, global_batch=BATCH, per_worker_state=local, resizable=False)
         for report in program.run(steps=steps, checkpoint=ad.Checkpoints(folder, every=every, keep=2)):
             if world.workers[0] == 0 and report.step == steps - 1:
-                time.sleep(1)  # the checkpoint before is on disk
+                program._parts.run.checkpointer.wait()  # the checkpoint before is on disk
                 threading.Thread(target=kill_when_writing, args=(set(folder.rglob("*")),), daemon=True).start()
         newest = ad.Checkpoints(folder).read()["step"]
         print(f"{world.size} left after step {program.steps}, newest {newest}", flush=True)
