@@ -96,6 +96,7 @@ class Functions(NamedTuple):
         if self.map is not None:
             item = self.map(item)
         if self.random_map is not None:
-            philox = np.random.Philox(key=[seed & (2**64 - 1), index], counter=[0, 0, 1 + shard, epoch])
+            key = np.array([seed & (2**64 - 1), index], np.uint64)  # a list of such numbers becomes floats
+            philox = np.random.Philox(key=key, counter=[0, 0, 1 + shard, epoch])
             item = self.random_map(item, np.random.Generator(philox))
         return item

@@ -105,10 +105,8 @@ def from_iterator(
 class IterableData(Data):
     """Iterators in progress: one, or one for each worker of this process. Arguments as for `stream.open_data`."""
 
-    seed = 0  # of the examples' random numbers
-
-    def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None):
-        self.how, self._workers = how, workers
+    def __init__(self, how: FromIterator, workers: int, mine: Sequence[int], world: World | None = None, seed: int = 0):
+        self.how, self._workers, self._seed = how, workers, seed
         self._thread = ReaderThreads(1, how.read_timeout)  # of all reads: some iterators cannot be used by two threads
         self._thread.world = world
         length = None if how.per_worker else how.length
@@ -136,7 +134,9 @@ class IterableData(Data):
 
     def _item(self, shard: int, position: int) -> Any:
         try:
-            return self.how.functions.applied(self._runs[shard].example(position), position, 0, self.seed, shard)
+            return self._runs[shard].transformed(
+                position, lambda item: self.how.functions.applied(item, position, 0, self._seed, shard)
+            )
         except Exception as error:
             error.add_note(f"in example {position} of the iterator")
             raise
@@ -218,7 +218,7 @@ class ReplayableIterator:
 
     def _restart(self, point: ResumePoint) -> None:
         self.next = point.at  # the position of the next example to read
-        self._kept: deque[Any] = deque()  # the examples before it
+        self._kept: deque[tuple[Any, bool]] = deque()  # the examples before it, and whether they are transformed
         self._points = deque([point])  # the last one is of the epoch that is being read
         self._iterator: Iterator[Any] | None = None
         self._error: Exception | None = None
@@ -238,9 +238,15 @@ class ReplayableIterator:
             except Exception:
                 return
 
-    def example(self, position: int) -> Any:
-        """Return the example at a position that was reached and not released."""
-        return self._kept[position - self.next]
+    def transformed(self, position: int, function: Callable[[Any], Any]) -> Any:
+        """Return the result of a function of the example at a position that was reached and not released. Call the
+        function once for each example, because it may change the example in place.
+        """
+        item, done = self._kept[position - self.next]
+        if not done:
+            item = function(item)
+            self._kept[position - self.next] = item, True
+        return item
 
     def release(self, position: int) -> None:
         """Drop the examples before a position; they must not be requested again."""
@@ -259,7 +265,7 @@ class ReplayableIterator:
                 begin_read(f"the start of epoch {epoch} of the iterator")
                 self._iterator = iter(self._begin(epoch))
             begin_read(f"example {self.next} of the iterator")
-            self._kept.append(next(self._iterator))
+            self._kept.append((next(self._iterator), False))
             self.next += 1
         except StopIteration:
             self._end_epoch()

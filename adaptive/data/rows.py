@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
-from adaptive.base.values.arrays import is_array
+from adaptive.base.values.arrays import as_numpy, is_array
 from adaptive.base.values.numbers import whole
+from adaptive.base.values.torch_tensors import is_tensor
 from adaptive.base.values.tree_paths import leaf_names
 
 from .advice import refuse_foreign
@@ -184,16 +185,17 @@ class _ExampleReader:
 
 
 class _RowsOfArrays:
-    """A source of the rows of arrays, for functions of an example."""
+    """A source of the rows of arrays, for functions of an example. The rows are copies, which functions may change."""
 
     def __init__(self, arrays: Any):
-        self._arrays = arrays
+        # Not as they are: the index of a pandas Series is a label, and not a position.
+        self._arrays = jax.tree.map(lambda x: x if is_tensor(x) else as_numpy(x), arrays)
 
     def __len__(self) -> int:
         return len(jax.tree.leaves(self._arrays)[0])
 
     def __getitem__(self, index: int) -> Any:
-        return jax.tree.map(lambda column: column[index], self._arrays)
+        return jax.tree.map(lambda x: x[index].clone() if is_tensor(x) else x[index].copy(), self._arrays)
 
 
 class Shards(Rows):

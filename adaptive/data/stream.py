@@ -67,7 +67,7 @@ class Stream:
         self._ahead: tuple[Cursors, tuple[int, ...], Callable[[], list[Any]]] | None = None
         self._examples: Lookahead | IterableData
         if isinstance(data, IterableData):
-            data.seed, self.goes_back, self.length, self._examples = seed, False, 0, data
+            self.goes_back, self.length, self._examples = False, 0, data
         else:
             assert isinstance(data, Rows)
             self.goes_back, self.length = True, len(data)
@@ -258,13 +258,14 @@ def _has_failed(read: Future[Any]) -> bool:
     return read.done() and (read.cancelled() or read.exception() is not None)
 
 
-def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None = None) -> Data:
+def open_data(data: Any, workers: int, mine: Sequence[int], world: World | None = None, seed: int = 0) -> Data:
     """Return a user's training data as rows or as iterators, for the workers `mine` of this process.
 
-    The other processes of `world`, or of the current one, wait while this one reads. Raises a DataError for other data.
+    The other processes of `world`, or of the current one, wait while this one reads. `seed`: of the random numbers of
+    an iterator's examples. Raises a DataError for other data.
     """
     if isinstance(data, FromIterator):
-        return IterableData(data, workers, mine, world)
+        return IterableData(data, workers, mine, world, seed)
     if isinstance(data, Shards) and len(data.lengths) != workers:
         raise DataError(f"Shards of {len(data.lengths)} data sets for {workers} workers. Pass one for each worker.")
     rows = rows_of(data)

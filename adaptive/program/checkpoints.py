@@ -97,8 +97,8 @@ class Checkpoints:
 
     @property
     def path(self) -> Path:
-        """The directory, as an absolute path."""
-        return Path(os.path.abspath(os.path.expanduser(self.directory)))
+        """The directory, as an absolute path without symbolic links."""
+        return Path(os.path.realpath(os.path.expanduser(self.directory)))
 
     def read(self) -> dict[str, Any]:
         """Return the newest readable checkpoint, as `program.checkpoint()` returns it.

@@ -152,7 +152,7 @@ class ProgramParts:
         self.world, self.name, self.ambient = world, name, ambient
         check_driver(driver)
         self.roster = roster = Roster.of(world)  # may change in any operation below: see `Members`
-        self.data, self.seed = open_data(data, world.capacity, world.workers, world), options.seed
+        self.data, self.seed = open_data(data, world.capacity, world.workers, world, options.seed), options.seed
         self.form, leaves = StateForm.of(made_by(state), options.per_worker_state, world.local_mesh)
         on_device = world.devices[0].platform != "cpu"
         self.stream = Stream(self.data, seed=self.seed, workers=world.workers, beside=on_device)

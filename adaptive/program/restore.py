@@ -64,6 +64,8 @@ def restore(p: ProgramParts, loop: RunLoop, checkpoint: Any, *, missing_ok: bool
     compare_across_processes(p.world, about, digests, None, _SAME_CHECKPOINT)
     go_on(roster)
     p.digest.restart(p.run.step, digests)
+    if p.run.checkpointer is not None:
+        p.run.checkpointer.forget()
     if found:
         p.run.directories.add(found.folder.parent)
         p.run.notes += found.notes

@@ -207,6 +207,13 @@ class RunCheckpointer:
             if found == _MISSING:
                 has_tried = self.save(is_last=True) or has_tried
 
+    def forget(self) -> None:
+        """Forget of which step a checkpoint is on disk: a program that was restored comes to other states by the same
+        steps. Waits for the checkpoint that is being written.
+        """
+        self.wait()
+        self._newest = -1
+
     def _note_once(self, text: str, begin: str = "") -> None:
         if text not in self._noted:
             self._noted.add(text)

@@ -117,6 +117,19 @@ def test_only_the_share_of_this_process_is_transformed():
     stream.close()
 
 
+def test_a_function_that_changes_examples_in_place_is_called_once_for_each():
+    def doubled(example):
+        example["i"] *= 2
+        return example
+
+    data = open_data(ad.data.from_iterator(counted(9), map=doubled), 1, range(1))
+    digests_of_data(data)
+    stream = Stream(data, seed=0, workers=range(1))
+    for batch in (stream.peek((6,)), *stream.take((6,)).batches, *stream.take((9,)).batches):
+        assert batch["i"].tolist() == [2 * i for i in range(len(batch["i"]))]
+    stream.close()
+
+
 # --- what is refused, and what goes wrong -----------------------------------------------------------------------------
 
 

@@ -251,6 +251,20 @@ def test_a_data_set_that_cannot_be_used_is_refused_by_the_leaf(data, wrong):
         rows_of(data)
 
 
+def test_functions_get_copies_of_rows_by_position():
+    def doubled(example):
+        example["x"] *= 2
+        return example
+
+    pandas = pytest.importorskip("pandas")
+    x, column = np.arange(8.0).reshape(4, 2), pandas.Series([0, 1, 2, 3], index=[3, 1, 0, 2])
+    data = ad.data.from_source({"x": x, "i": column}, map=doubled)
+    for _ in range(2):
+        rows = data.rows(np.arange(4))
+        assert rows["x"].tolist() == [[0, 2], [4, 6], [8, 10], [12, 14]]
+        assert rows["i"].tolist() == [0, 1, 2, 3]
+
+
 class Ragged:
     def __init__(self, odd):
         self.odd = odd

@@ -156,6 +156,18 @@ def test_the_last_state_is_saved_once(counter, tmp_path):
     assert len(names(tmp_path)) == 2
 
 
+def test_the_last_state_is_saved_if_an_earlier_restore_led_to_the_same_step(counter, tmp_path):
+    begun = counter.checkpoint()
+    for report in counter.run(checkpoint=ad.Checkpoints(tmp_path, every=100)):
+        if report.step == 2 and not names(tmp_path):
+            counter.save()
+            counter.restore({**begun, "state": [np.float32(8.0)]})
+        elif report.step == 2:
+            counter.stop()
+    assert names(tmp_path) == ["000001-step-2", "000002-step-2"]
+    assert float(ad.Checkpoints(tmp_path).read()["state"]["0"]) == float(counter.state[0]) > 8
+
+
 def test_the_newest_checkpoints_are_retained(counter, tmp_path, patient):
     run(counter, tmp_path, 5, keep=2)
     assert names(tmp_path) == ["000004-step-4", "000005-step-5"]
@@ -472,6 +484,18 @@ def test_a_directory_of_another_driver(two, tmp_path):
         match = r"holds checkpoints of another run, the newest 000002-step-4.*program\.restore\(.*missing_ok=True"
         first_step_is_not_taken(program, ad.Checkpoints(tmp_path / "run"), match)
     assert inside(tmp_path / "run") == kept
+
+
+def test_a_directory_is_the_same_by_a_symbolic_link(counter, tmp_path):
+    run(counter, tmp_path / "run", 2, every=1)
+    (tmp_path / "link").symlink_to("run")
+    (tmp_path / "one").symlink_to(tmp_path / "run" / "000001-step-1")
+    with build(counting("count"), [0.0]) as other:
+        other.restore(tmp_path / "link")
+        run(other, tmp_path / "run", 1)
+        other.restore(tmp_path / "one")
+        run(other, tmp_path / "link", 1)
+        assert other.steps == 2
 
 
 def test_a_directory_that_another_job_writes_to(standing, tmp_path):
