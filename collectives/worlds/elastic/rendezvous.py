@@ -100,7 +100,7 @@ def _admit(mpi: Any, comm: Any, role: Attendee, spawned: Sequence[SpawnedProcess
     except Exception:
         if not survives:
             raise
-        for broken in {everyone, comm}:
+        for broken in (everyone, comm):
             with suppress(mpi.Exception):
                 broken.Revoke()
     # Needed even if no process is admitted: otherwise a process that noticed a loss would be in another collective.

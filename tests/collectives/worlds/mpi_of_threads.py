@@ -140,6 +140,8 @@ class Comm:
       reduced: sizes of the arrays that it has reduced.
     """
 
+    __hash__ = None  # type: ignore[assignment]  # as mpi4py's
+
     def __init__(self, shared: Shared, number: int):
         self.shared, self.job, self.group, self.number = shared, shared.job, shared.group, number
         self.rank, self.size = self.group.index(number), self.group.size
