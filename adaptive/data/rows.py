@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from adaptive.base.errors import DataError
-from adaptive.base.values.arrays import as_numpy, is_array
+from adaptive.base.values.arrays import NotAnArrayError, as_numpy, is_array, is_sparse, on_host
 from adaptive.base.values.numbers import whole
 from adaptive.base.values.torch_tensors import is_tensor
 from adaptive.base.values.tree_paths import leaf_names
@@ -309,6 +309,12 @@ def rows_of(data: Any) -> Rows:
 def _is_source(data: Any) -> bool:
     """Return whether data are read one by one, as `data[i]`. Raises with advice for other libraries' types."""
     refuse_foreign(data)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data, is_leaf=is_sparse):
+        if is_sparse(leaf):  # JAX's are pytrees, whose leaves have a row for each number
+            try:
+                on_host(leaf)
+            except NotAnArrayError as error:
+                raise DataError(error.about(f"data{jax.tree_util.keystr(path)}")) from None
     if isinstance(data, list | tuple) or is_array(data) or not jax.tree_util.all_leaves([data]):
         return False
     if isinstance(data, Mapping):

@@ -141,8 +141,7 @@ class RunLoop:
         self.compile_first()
         world.begin_run()
         while True:
-            if not self.members.settled:
-                self.members.apply()
+            self.members.apply()
             if not p.mailboxes.make():  # members may have been lost in the exchange
                 break
         self._reports.members_changed, self._reports.epoch = True, p.stream.epoch

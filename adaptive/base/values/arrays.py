@@ -66,7 +66,12 @@ def is_array(value: Any) -> bool:
     Includes sparse matrices, which `on_host` refuses.
     """
     known = isinstance(value, bytes | bytearray | memoryview | np.generic) or hasattr(type(value), "__array__")
-    return known or _sparse_advice(type(value)) is not None  # type: ignore[arg-type]  # mypy: a class is not hashable
+    return known or is_sparse(value)
+
+
+def is_sparse(value: Any) -> bool:
+    """Return whether `value` is a sparse matrix; JAX's are pytrees, too."""
+    return _sparse_advice(type(value)) is not None  # type: ignore[arg-type]  # mypy: a class is not hashable
 
 
 @lru_cache(maxsize=1024)

@@ -95,6 +95,16 @@ def test_a_read_that_hangs_ends_with_an_error_that_names_the_example(ahead, num_
     stream.close()
 
 
+def test_a_late_piece_of_a_read_is_named_by_its_first_example(monkeypatch):
+    source = Hanging(6)
+    data = ad.data.from_source(source, num_threads=2, read_timeout=0.2)
+    monkeypatch.setattr(data, "piece", lambda examples: 4)
+    with pytest.raises(ad.DataError, match="waiting for example 4 of the data"):
+        data.rows(np.arange(8))
+    source.ends.set()
+    data.close()
+
+
 def test_an_iterator_that_hangs_ends_with_an_error_too():
     ends = threading.Event()
 

@@ -122,6 +122,19 @@ def test_the_program_lists_members_and_keeps_the_global_batch_if_possible():
         assert program.step().joined == ()
 
 
+@pytest.mark.parametrize("waits_for", ["in_reserve", "needs_state_transfer"])
+def test_a_process_without_the_others_state_is_not_settled(waits_for, monkeypatch):
+    world = LocalWorld(2)
+    with build(descend, world=world) as program:
+        members = program._loop.members
+        assert members.settled
+        monkeypatch.setattr(world, waits_for, True)
+        assert not members.settled
+        monkeypatch.undo()
+        world.leave(1)
+        assert not members.settled
+
+
 def test_a_program_begins_in_a_world_with_an_empty_worker_slot():
     world = LocalWorld(4, workers=3)
     with build(descend, global_batch=3, world=world) as program:

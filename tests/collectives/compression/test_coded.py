@@ -13,6 +13,7 @@ import collectives as comm
 import collectives.strategies as sync
 from adaptive import CollectiveError
 from adaptive.runtime.local_world import LocalWorld
+from collectives.compression._coded import CodedSlices
 from collectives.compression._wire import codec_of
 
 SIZES = (4, 6, 2)
@@ -118,6 +119,14 @@ def test_with_hosts_one_worker_of_each_sends_the_exact_mean_of_its_host():
         assert np.count_nonzero(sizes) == (3 if step < 3 else 2)
         there = sizes > 0
         np.testing.assert_allclose(np.array(left(program))[there], errors[there], atol=1e-12)
+
+
+def test_a_slice_of_one_worker_is_not_coded_again_and_a_slice_may_be_empty():
+    codec = codec_of("2bit").fitted(N)
+    slices = CodedSlices(codec, stochastic=True)
+    row = codec.to_rows(codec.encode(codec.blocks(jnp.arange(N, dtype=np.float32)))).reshape(-1)
+    np.testing.assert_array_equal(slices.reduced(row[None], None, 1, 0), row)
+    assert slices.reduced(jnp.zeros((3, 0), np.uint8), None, 1, 0).size == 0
 
 
 def test_hosts_send_sums_and_keep_the_residual_in_steps_without_messages():

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.experimental.sparse import BCOO
 
 import adaptive as ad
 import collectives as comm
 import controllers as ctrl
-from adaptive.base.values.arrays import NotAnArrayError, as_numpy, on_host
+from adaptive.base.values.arrays import NotAnArrayError, as_numpy, is_array, on_host
 from adaptive.data.rows import rows_of
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -151,6 +152,16 @@ def test_the_error_about_a_sparse_matrix_says_what_to_write():
     for make in (sparse.csr_matrix, sparse.csr_array, sparse.coo_array, sparse.lil_matrix):
         refused({"x": make(X)}, f"data['x'] is a sparse matrix ({make.__name__}). Pass x.toarray().")
         refused(make(X), f"data is a sparse matrix ({make.__name__}). Pass x.toarray().")
+
+
+def test_sparse_matrices_are_known_by_their_library_and_method():
+    refused(BCOO.fromdense(X), "data is a sparse matrix (BCOO). Pass x.todense().")
+    refused({"x": BCOO.fromdense(X), "y": X}, "data['x'] is a sparse matrix (BCOO). Pass x.todense().")
+    coo = type("COO", (), {"__module__": "sparse.numba_backend._coo", "todense": lambda self: X})
+    refused({"x": coo()}, "data['x'] is a sparse matrix (COO). Pass x.todense().")
+    lazy = type("Lazy", (), {"todense": lambda self: X})
+    part = type("Part", (), {"__module__": "sparse.parts"})
+    assert [is_array(lazy()), is_array(part())] == [False, False]
 
 
 def test_an_error_of_a_librarys_array_method_is_passed_on():
