@@ -40,7 +40,7 @@ class Course(NamedTuple):
 
     name: str  # of the driver
     batch_sizes: tuple[int, ...]  # of the first step
-    examples: int  # in the data set
+    examples: int | None  # in the data set; `None` if it is not known
     epochs: int | None  # the epoch at whose end the run ends; `None` if epochs do not limit it
     steps: int | None  # the step at which the run ends; `None` if steps do not limit it
     compiles: bool  # whether XLA programs are compiled before the first step
@@ -69,7 +69,8 @@ class Progress:
         if not world.rank:
             workers = counted(sum(size > 0 for size in course.batch_sizes), "worker")
             batch = sizes_in_words(course.batch_sizes)
-            self._print(f"{course.name}: {workers}, {counted(course.examples, 'example')}, batch {batch}")
+            examples = "" if course.examples is None else f"{counted(course.examples, 'example')}, "
+            self._print(f"{course.name}: {workers}, {examples}batch {batch}")
             if course.compiles:
                 self._print("compiling …")
             self._show()

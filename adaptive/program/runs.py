@@ -134,7 +134,7 @@ def shown(parts: ProgramParts) -> Iterator[None]:
     from adaptive.observe.progress import Course, Progress
 
     p = parts
-    course = Course(p.plan.graph.name, p.sizes.current, len(p.data), *p.run.limit, not p.run.compiled)
+    course = Course(p.plan.graph.name, p.sizes.current, p.stream.epoch_length, *p.run.limit, not p.run.compiled)
     progress = Progress(course, p.world, p.activity, p.engine.kernels)
     p.run.progress = progress
     with p.listeners.add(progress):

@@ -57,7 +57,6 @@ LONG = {
     "docs/models.md",
     "docs/policies.md",
     "docs/port.md",
-    "docs/port_optax.md",
     "docs/recipes.md",
     "docs/sharding.md",
     "docs/sharp_bits.md",

@@ -86,8 +86,9 @@ def test_progress_shows_step_epoch_loss_and_noise(bench, metrics, noise, words):
 
 
 def test_a_run_begins_with_what_it_has(bench):
-    there = bench(course=COURSE._replace(batch_sizes=(4, 0), compiles=False))
-    assert there.lines == ["train: 1 worker, 24 examples, batch 4 + – = 4"]
+    course = COURSE._replace(batch_sizes=(4, 0), compiles=False)
+    assert bench(course=course).lines == ["train: 1 worker, 24 examples, batch 4 + – = 4"]
+    assert bench(course=course._replace(examples=None)).lines == ["train: 1 worker, batch 4 + – = 4"]
 
 
 @pytest.mark.parametrize(
