@@ -165,6 +165,8 @@ def _results(eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name == "reduce_precision":
         return operands
+    if has_effects(eqn) and not eqn.outvars:  # a print or a logger, which must not hear of trials
+        return []
     function = called(eqn, derivatives=True, checkpoints=True)
     if function is not None:
         return inlined(function, operands)

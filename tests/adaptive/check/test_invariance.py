@@ -455,16 +455,19 @@ def test_checking_changes_nothing():
     def driver(state, batch):
         smooth = mon.ema(comm.all_reduce(batch["y"].mean()))
         operators.hook("watch", watched, (smooth,))
+        jax.debug.callback(lambda mean: logged.append(float(mean)), smooth)
         return state - 0.1 * gradient(state, batch), {"smooth": smooth}
 
     runs = []
     for checked in (False, True):
-        watched = Recorder()
+        watched, logged = Recorder(), []
         with ad.Program(driver, W, DATA, global_batch=4, world=LocalWorld(2), deterministic=True) as program:
             reports = [program.step()]
             if checked:
                 assert program.check()
+                jax.effects_barrier()
                 assert len(watched.seen) == 1
+                assert len(logged) == 2  # of two workers
             reports += [program.step() for _ in range(2)]
             runs.append(([float(r.metrics["smooth"]) for r in reports], np.asarray(program.state).tolist()))
     assert runs[0] == runs[1]
