@@ -82,11 +82,7 @@ def by_hand(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
                 return *updated(params, opt_state, grads), loss
 
             jitted = jax.jit(step, donate_argnums=(0, 1))
-
-            def first_step() -> float:
-                return float(jitted(*state, batch)[-1])
-
-            return first_step
+            return lambda: float(jitted(*state, batch)[-1])
 
         from jax.flatten_util import ravel_pytree
 
@@ -107,12 +103,12 @@ def by_hand(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
         jitted_update = jax.jit(update, donate_argnums=(0, 1))
         buffer = np.empty(sum(sizes) + 1, np.float32)
 
-        def first_step_of_ranks() -> float:
+        def first_step() -> float:
             np.copyto(buffer, gradient(state[0], batch))
             MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, buffer)
             return float(jitted_update(*state, buffer)[-1])
 
-        return first_step_of_ranks
+        return first_step
 
     return made
 
@@ -133,11 +129,7 @@ def driver(ranks: int) -> Callable[[Any, Any], Callable[[], float]]:
 
         step = driver_of(model.loss_fn, OPTIMIZER)
         program = ad.Program(step, state, model.data, global_batch=ranks * model.local_batch, world=world)
-
-        def first_step() -> float:
-            return float(program.step().metrics["loss"])
-
-        return first_step
+        return lambda: float(program.step().metrics["loss"])
 
     return made
 
