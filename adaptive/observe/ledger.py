@@ -79,10 +79,17 @@ def mean_seconds(steps: Record) -> dict[str, np.ndarray]:
     """
     found = {name: np.nan_to_num(steps[f"seconds/{name}"]) for name in steps.header["breakdown"]}
     known = (steps.of_workers("busy") > 0) & is_usual(steps)[:, None]
-    for name in ("input", "waiting"):
-        mean = steps.of_workers(name).sum(1, where=known) / np.maximum(known.sum(1), 1)
-        more = np.where(known.any(1), mean - found[name], 0.0)
-        found[name], found["computing"] = found[name] + more, found["computing"] - more
+
+    def mean(name: str) -> np.ndarray:
+        column = steps.of_workers(name).sum(1, where=known) / np.maximum(known.sum(1), 1)
+        return np.where(known.any(1), column, found[name])
+
+    own, usual, input_, waiting = found["computing"], mean("computing"), mean("input"), mean("waiting")
+    computing = own + found["input"] + found["waiting"] - input_ - waiting
+    # A worker may also be late for its script: the others wait, and nobody computes for longer or less.
+    found["computing"] = np.clip(computing, np.minimum(own, usual), np.maximum(own, usual))
+    waiting += computing - found["computing"]
+    found["waiting"], found["input"] = np.maximum(waiting, 0.0), input_ + np.minimum(waiting, 0.0)
     return found
 
 

@@ -113,6 +113,19 @@ def test_the_ledger_attributes_time_to_losses_joins_and_skipped_steps(tmp_path):
     assert seconds["unaccounted"] == pytest.approx(3)
 
 
+@pytest.mark.parametrize(("late", "script", "waiting"), [(0, 0.039, 0.0), (1, 0.0, 0.039)])
+def test_a_script_that_makes_others_wait_is_no_computing(tmp_path, late, script, waiting):
+    run = Written(tmp_path / "run.jsonl")
+    busy = [40_000 if worker == late else 1000 for worker in range(2)]
+    micro = {"input": [0, 0], "computing": [1000, 1000], "busy": busy, "together": 40_000}
+    for _ in range(10):
+        run.add(script=script, computing=0.001, waiting=waiting, line={"microseconds": micro})
+    seconds = ledger_of(ad.log.read(run.path, discarded=True)).seconds
+    assert [seconds[name] for name in ("computing", "script", "waiting")] == pytest.approx(
+        [0.01, 10 * script, 10 * waiting]
+    )
+
+
 def test_clocks_that_differ_make_no_negative_intervals(tmp_path):
     run = Written(tmp_path / "run.jsonl")
     run.add(computing=1)
