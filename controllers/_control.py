@@ -139,7 +139,10 @@ class Control:
         if global_batch is not None:
             self._global_batch = round(self._number("global_batch", global_batch, BatchSizeError))
         if shares is not None:
-            self._shares = self._check_shares(shares)
+            try:
+                self._shares = tuple(check_shares(shares, self.capacity).tolist())
+            except BatchSizeError as error:
+                self._refuse("rescale(shares=…)", str(error))
 
     @property
     def hyperparameters(self) -> Mapping[str, Any]:
@@ -188,12 +191,6 @@ class Control:
         if number < 0:
             self._refuse(request, "it cannot be negative. To end the run:  control.stop()", error)
         return number
-
-    def _check_shares(self, value: Any) -> tuple[float, ...]:
-        try:
-            return tuple(check_shares(value, self.capacity).tolist())
-        except BatchSizeError as error:
-            self._refuse("rescale(shares=…)", str(error))
 
     def _check_open(self, request: str) -> None:
         if self._closed:

@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from adaptive.operators.replication_claims import assert_scope
 from adaptive.operators.sources import EXAMPLES, MICROBATCHES, read
 from collectives import all_reduce
 
-from ._squares import at_least_single, squared_norm
+from ._squares import at_least_single
 
 _UNKNOWN = -(2.0**20)  # a number of groups that makes the sum negative, whatever the others add
 
@@ -43,12 +42,6 @@ class Totals(NamedTuple):
 def both_gradients(what: str) -> str:
     """Return advice for errors: how to call a monitor that takes the local and the averaged gradient."""
     return f"Pass both gradients:\n    avg_grads = comm.all_reduce(grads)\n    mon.{what}(grads, avg_grads)"
-
-
-def totals(grads: Any, what: str) -> Totals:
-    """Sum over all workers and microbatches; `grads` must be independent samples. `what`: the monitor, for errors."""
-    grads = assert_scope("independent", grads, what, hint=both_gradients(what))
-    return summed(squared_norm(grads), of_examples=False)
 
 
 def summed(squares: jax.Array, *, of_examples: bool) -> Totals:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from adaptive.operators.replication_claims import assert_mean
 
-from ._anova import both_gradients, estimate, totals
+from ._anova import both_gradients, estimate, summed
 from ._squares import check_alike, squared_norm
 
 
@@ -58,4 +58,5 @@ def gradient_variance(grads: Any, avg_grads: Any) -> jax.Array:
     """
     check_alike("gradient_variance", grads, avg_grads)
     grads, avg_grads = assert_mean(grads, avg_grads, what := "gradient_variance", hint=both_gradients(what))
-    return estimate(totals(grads, what), squared_norm(avg_grads, averaged=True))[0]
+    sums = summed(squared_norm(grads), of_examples=False)
+    return estimate(sums, squared_norm(avg_grads, averaged=True))[0]

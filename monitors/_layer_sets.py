@@ -21,7 +21,8 @@ def layer_sets(tree: Any, by: By) -> dict[str, list[int]]:
       CollectiveError: `by` fails, returns something else than text or None, or puts all of several leaves into one set.
     """
     sets: dict[str, list[int]] = {}
-    paths = [tuple(map(_part, path)) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    keys = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    paths = [tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path in keys]
     for index, path in enumerate(paths):
         name = _name(by, path)
         if name is not None:
@@ -51,8 +52,3 @@ def _name(by: By, path: Path) -> str | None:
             "text, or None to leave the leaf out."
         )
     return name
-
-
-def _part(key: Any) -> str:
-    """Return a dict's key, a sequence's index or an attribute's name as text."""
-    return jax.tree_util.keystr((key,), simple=True)

@@ -29,18 +29,14 @@ def squared_norm(tree: Any, *, averaged: bool = False) -> jax.Array:
         # Flattened as in the message, with a barrier, or XLA may transpose a gradient twice. For results of messages, a
         # barrier would prevent that the division by the weight is fused into the update.
         leaves = [jax.lax.optimization_barrier(leaf.reshape(-1)) for leaf in leaves]
-    squares = [jnp.sum(jnp.square(_magnitude(leaf).astype(dtype))) for leaf in leaves]
-    return sum(squares, jnp.zeros((), dtype))
+    sizes = [jnp.abs(leaf) if jnp.iscomplexobj(leaf) else leaf for leaf in leaves]
+    return sum((jnp.sum(jnp.square(size.astype(dtype))) for size in sizes), jnp.zeros((), dtype))
 
 
 def at_least_single(*dtypes: Any) -> Any:
     """Return the dtype to compute in: the widest of these and float32, whatever promotion rule is in force."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(jnp.float32, *dtypes)
-
-
-def _magnitude(leaf: jax.Array) -> jax.Array:
-    return jnp.abs(leaf) if jnp.iscomplexobj(leaf) else leaf
 
 
 def check_alike(what: str, grads: Any, avg_grads: Any) -> None:

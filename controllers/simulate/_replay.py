@@ -89,7 +89,9 @@ def fit(recording: Recording) -> Fit:
         model = model.observe(ran, took)
     relative = _filled(np.where(busy, seconds / model.line(np.maximum(sizes, 1)), np.nan))
     usual = np.median(relative, axis=0)
-    level = _running_median(relative)
+    padded = np.pad(relative, ((WINDOW // 2, WINDOW // 2), (0, 0)), mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * (WINDOW // 2) + 1, axis=0)
+    level = np.median(windows, axis=-1)
     overhead = np.array([step.seconds for step in recording.steps]) - np.where(busy, seconds, 0.0).max(axis=1)
     cluster = Cluster(
         BatchTime(*(usual * part for part in model.line)),
@@ -118,8 +120,3 @@ def _filled(rows: np.ndarray) -> np.ndarray:
     last = np.maximum.accumulate(np.where(known, np.arange(len(rows))[:, None], -1), axis=0)
     filled = np.take_along_axis(rows, np.where(last < 0, known.argmax(axis=0), last), axis=0)
     return np.where(known.any(axis=0), filled, 1.0)
-
-
-def _running_median(rows: np.ndarray) -> np.ndarray:
-    padded = np.pad(rows, ((WINDOW // 2, WINDOW // 2), (0, 0)), mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * (WINDOW // 2) + 1, axis=0), axis=-1)
