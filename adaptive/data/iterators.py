@@ -31,7 +31,7 @@ from .readers import ReaderThreads, begin_read
 from .rows import Data, PositionSpan
 
 _log = logging.getLogger("adaptive")
-_MANY = 2**31 - 1  # upper bound of a batch size, if the number of examples is unknown
+UNKNOWN_LENGTH = 2**31 - 1  # and the upper bound of a batch size
 _KNOWN = ("epoch", "worker", "workers")  # parameters of the function of `from_iterator`
 
 
@@ -113,7 +113,7 @@ class IterableData(Data):
         shards = list(mine) or [0] if how.per_worker else [0]
         self._runs = {shard: ReplayableIterator(partial(self._begin, shard), length) for shard in shards}
         self.example = self._thread.call(self._read_first, shards[0])
-        self._length = int(how.length) if how.length is not None else _MANY
+        self._length = int(how.length) if how.length is not None else UNKNOWN_LENGTH
         self.lengths = (self._length,) * (workers if how.per_worker else 1)
         if how.per_worker and how.length is None:
             self.no_epochs = "each worker has its own iterator, and the lengths of all are not known"

@@ -26,6 +26,7 @@ from adaptive.base.world import World
 from adaptive.control.batch_sizes import BatchSizes
 from adaptive.control.build_agreement import compare_across_processes, digest_of_tree
 from adaptive.control.hooks import Hooks
+from adaptive.data.iterators import UNKNOWN_LENGTH
 from adaptive.data.stream import Stream
 from adaptive.operators.hyperparameters import checked_hyperparameters
 
@@ -182,10 +183,12 @@ def _check_data(fields: Mapping[str, Any], stream: Stream) -> None:
     """Check that the data are the checkpoint's, as far as that can be seen."""
     examples, here = _numbers(fields, "examples"), stream.lengths
     if examples != here:
+        was, now = (" + ".join("?" if n == UNKNOWN_LENGTH else str(n) for n in each) for each in (examples, here))
         raise CheckpointError(
-            f"it was made on {' + '.join(map(str, examples))} examples; this program has "
-            f"{' + '.join(map(str, here))}, so its position in the data is not valid. To continue with other data, "
-            "build a program with its state:  ad.Program(driver, state, data, …)"
+            f"it was made on {was} examples; this program has {now}"
+            + " (?: from_iterator without length=)" * ("?" in was + now)
+            + ", so its position in the data is not valid. To continue with other data, build a program with its "
+            "state:  ad.Program(driver, state, data, …)"
         )
     if fields["seed"] != stream.seed:
         raise CheckpointError(

@@ -66,6 +66,10 @@ DAMAGED = {
         edited("examples", to=[25]),
         "made on 25 examples; this program has 24.*build a program with its state",
     ),
+    "data of unknown lengths": (
+        edited("examples", to=[2**31 - 1] * 2),
+        r"made on \? \+ \? examples; this program has 24 \(\?: from_iterator without length=\)",
+    ),
     "NaN shares": (edited("shares", 0, to=float("nan")), "shares must be finite"),
     "too few shares": (edited("shares", to=[1.0]), "one number per worker, 2"),
     "a worker slot that is none": (edited("members", to=[0, 2]), r"members are not worker slots: \(0, 2\)"),
