@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from adaptive.disk.lock import LOCK, HeldError, acquire, release
+from adaptive.disk.lock import HeldError, acquire, release
 from tests.speed import limit
 
 
@@ -48,12 +48,6 @@ def test_another_process_is_named_and_followed_at_once_when_it_is_killed(tmp_pat
     finally:
         os.killpg(other.pid, signal.SIGKILL)
         other.communicate(timeout=limit(60))
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff"])
-def test_a_file_without_an_owner_is_taken_over(tmp_path, content):
-    (tmp_path / LOCK).write_bytes(content)
-    release(acquire(tmp_path))
 
 
 def test_a_file_system_without_locks_is_logged(tmp_path, monkeypatch, caplog):
