@@ -94,6 +94,7 @@ class Decisions:
         decision = Decision(hyperparameters=checked_hyperparameters(there.values, values, there.types))
         self._hyperparameters.request(decision.hyperparameters)
         self._digest.enter(step, "program.set_hyperparameters", decision)
+        self.by_script.append(Request("program.set_hyperparameters", step, decision, hook=False))
 
     def stop_by_hand(self, step: int) -> None:
         """Apply the request of `Program.stop` after `step`."""

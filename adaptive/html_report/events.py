@@ -53,11 +53,8 @@ def run_events(run: Columns) -> list[RunEvent]:
 
 def _folded(run: Columns, group: Sequence[RunEvent]) -> RunEvent:
     first, last = group[0], group[-1]
-    if first.kind == "hyperparameter" and len(group) > 0.5 * (last.row - first.row + 1):  # in most steps
-        what = f"{first.what} follows a schedule up to step {run.step[last.row]:,}"
-    else:
-        what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
-    return first._replace(what=what, why=first.by, after=last.after)
+    what = f"{first.what}, {len(group):,} times up to step {run.step[last.row]:,}"
+    return first._replace(what=what, why=first.by or first.why, after=last.after)
 
 
 def hook_summary(run: Columns) -> list[str]:

@@ -81,7 +81,9 @@ def test_joining_leaving_and_lost_workers_are_listed_above_the_sizes_that_they_c
 def test_skipped_steps_restores_and_notes_are_listed(listed):
     fields = {5: {"skipped": True, "notes": ["all_reduce brought NaN from worker 1"]}, 7: {"notes": ["no space left"]}}
     fields |= {9: {"restored": True}}
+    fields |= {step: {"skipped": True, "notes": ["infinite loss"]} for step in range(31, 36)}
     lines, _ = listed(fields=fields)
+    assert lines.pop() == (31, "Step skipped, 5 times up to step 35", "infinite loss")
     assert lines[:2] == [(5, "Step skipped", "all_reduce brought NaN from worker 1"), (7, "No space left", "")]
     assert [what for _, what, _ in lines[2:]] == ["Restored at step 8"]
 
@@ -130,7 +132,7 @@ def grow(control):
 
 def driver(state, batch):
     ctrl.hook(grow, every=4)
-    return state + comm.all_reduce(batch["x"].mean()), {}
+    return state + ad.hyperparameter("rates", np.ones(2)).sum() * comm.all_reduce(batch["x"].mean()), {}
 
 
 def test_causes_in_the_record_of_a_program(tmp_path):
@@ -145,6 +147,7 @@ def test_causes_in_the_record_of_a_program(tmp_path):
                 kept[2] = None
             elif report.step == 8:
                 program.rescale(global_batch=24)
+                program.set_hyperparameters(rates=[0.5, 0.25])
             elif report.step == 10:
                 program.rescale(workers=2)
     run = Columns(path)
@@ -154,6 +157,7 @@ def test_causes_in_the_record_of_a_program(tmp_path):
         (3, "restored", ""),
         (5, "size", "grow, after step 4: a global batch of 32"),
         (9, "size", "program.rescale, after step 8: a global batch of 24"),
+        (9, "hyperparameter", "program.set_hyperparameters, after step 8: rates = [0.5, 0.25]"),
         (11, "left", ""),
         (11, "size", "program.rescale, after step 10: 2 workers"),
     ]
