@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from adaptive.base.decision import Known
-from adaptive.base.errors import CollectiveError, ReplicationError
+from adaptive.base.errors import CollectiveError, DriverError, ReplicationError
 from adaptive.base.process.source_lines import at, line_of
+from adaptive.base.values.arrays import is_key
 from adaptive.base.values.jaxprs import JaxprEqn, Var
 from adaptive.operators.collectives import collective_p, operands
 from adaptive.operators.hooks import Hook, hook_p
@@ -26,6 +27,7 @@ def check_replication(flow: Flow) -> None:
     Raises:
       ReplicationError: a value that must be equal on all workers can differ.
       CollectiveError: an argument of an operator is replicated, but must be a worker's own.
+      DriverError: a hook reads random keys.
     """
     for eqn in flow.graph.eqns:
         if eqn.primitive is assert_scope_p:
@@ -162,6 +164,9 @@ Otherwise reduce it:
 def _check_hook(flow: Flow, eqn: JaxprEqn) -> None:
     hook: Hook = eqn.params["hook"]
     for name, atom in zip(hook.leaf_names, eqn.invars, strict=True):
+        if is_key(atom.aval):
+            where = f"hook {hook.name!r}{at(line_of(eqn.source_info))}"
+            raise DriverError(f"{where} reads random keys, {name}; it can read numbers:  jax.random.key_data({name})")
         if flow.scope_of([atom]) == Scope.ALL:
             continue
         trail = Trail(flow, atom)

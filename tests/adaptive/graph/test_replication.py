@@ -187,6 +187,15 @@ def test_a_hook_that_reads_a_local_value_is_refused_with_name_and_line():
     assert "batch[" in made_line
 
 
+def test_a_hook_that_reads_random_keys_is_refused_with_name_and_line():
+    def driver(state, batch):
+        operators.hook("adapt", Recorder(), (ad.step_number(), ad.step_key()))
+        return state, {}
+
+    with pytest.raises(ad.DriverError, match=r"hook 'adapt' .*reads random keys, value_1; .*key_data\(value_1\)"):
+        planned(driver, 0.0)
+
+
 def test_a_hook_may_read_all_that_is_replicated():
     recorder = Recorder()
 
