@@ -11,7 +11,7 @@ from adaptive.operators.collectives import Collective
 from adaptive.operators.sources import EXAMPLES, read
 
 from ._leaves import combine, leaves_of
-from ._reduce import problem_of_mean
+from ._reduce import problem_of
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ def local_mean(tree: T) -> T:
       >>> print(comm.local_mean(2.5))
       2.5
     """
-    leaves = leaves_of("local_mean", tree, problem_of_mean)
+    leaves = leaves_of("local_mean", tree, problem_of)
     return combine(LocalMean(), tree, leaves, weight=read(EXAMPLES)) if leaves else tree
 
 

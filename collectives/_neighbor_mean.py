@@ -19,7 +19,7 @@ from adaptive.base.values.numbers import whole
 from adaptive.operators.collectives import Collective
 
 from ._leaves import combine, error, known_capacity, leaves_of
-from ._reduce import gate, problem_of_mean
+from ._reduce import gate, problem_of
 
 Weights = Mapping[int, Mapping[int, float]]
 Schedule = str | Sequence[Sequence[Sequence[int]]]
@@ -140,7 +140,7 @@ def neighbor_mean(tree: T, schedule: Schedule = "random", *, when: ArrayLike | N
       2.5
     """
     how = NeighborMean(schedule_of("neighbor_mean", schedule, known_capacity()))
-    leaves = leaves_of("neighbor_mean", tree, problem_of_mean)
+    leaves = leaves_of("neighbor_mean", tree, problem_of)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rows = {name: leaf.reshape(-1) for name, leaf in leaves.items()}
     results = combine(how, rows, rows, when=gate("neighbor_mean", when))

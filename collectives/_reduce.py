@@ -84,12 +84,7 @@ def gate(what: str, when: ArrayLike | None) -> jax.Array | None:
     return value
 
 
-def problem_of_mean(dtype: Any) -> str | None:
-    """Return why values of `dtype` have no mean and what to write instead, or None if they have one."""
-    return problem_of(dtype, "mean")
-
-
-def problem_of(dtype: Any, op: Any) -> str | None:
+def problem_of(dtype: Any, op: Any = "mean") -> str | None:
     """Return why values of `dtype` cannot be reduced by `op` and what to write instead, or None if they can."""
     if dtype == jnp.bool_:
         return (

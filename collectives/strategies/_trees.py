@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import adaptive as ad
 from adaptive.base.values.numbers import whole
@@ -61,15 +60,10 @@ def all_reduced(tree: T, when: jax.Array | None, **options: Any) -> T:
     return ad.replicated(jax.tree.map(lambda x: jnp.where(when, x, jnp.zeros((), x.dtype)), found))
 
 
-def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> optax.GradientTransformation:
-    """Return `optimizer` if it is an optax optimizer.
-
-    Raises:
-      CollectiveError: it is not one.
-    """
+def check_optimizer(what: str, optimizer: Any, name: str = "optimizer") -> None:
+    """Raise a CollectiveError if the argument `name` is not an optax optimizer."""
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         raise error(what, f"{name}={optimizer!r} is not an optax optimizer, such as  optax.sgd(0.1)")
-    return optimizer
 
 
 def check_count(what: str, name: str, value: Any) -> None:

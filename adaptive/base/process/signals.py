@@ -11,7 +11,8 @@ their usual effect. `Interrupts` defers SIGINT, Ctrl-C.
 
 from __future__ import annotations
 
-import _signal  # that of which `signal` is made, whose conversions to enums take 10 µs
+# `signal` is made of it, and takes 10 µs to convert what it is given to enums.
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import threading
