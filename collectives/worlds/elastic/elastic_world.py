@@ -153,6 +153,8 @@ class ElasticWorld(MultiProcessWorld):
         new = losses[len(self.losses) :]
         self.worker_slots, self.losses = worker_slots, losses
         left = len(self.members)
+        if new and not left:
+            self._end_standby(WORKERS_LOST)
         if new and left < self.least:
             self.lifetime.closed = True
             what = f"{left} worker{' is' if left == 1 else 's are'} left, and min_workers={self.least}: all stop."

@@ -137,7 +137,6 @@ class Comm:
 
     Attributes:
       calls: how many collectives of ULFM (True) and others (False) this process has come to.
-      reduced: sizes of the arrays that it has reduced.
     """
 
     __hash__ = None  # type: ignore[assignment]  # as mpi4py's

@@ -276,6 +276,19 @@ def test_processes_on_standby_end_with_the_workers(ends):
     assert ends.followed == 2
 
 
+def test_processes_on_standby_end_in_the_same_way_if_an_operation_shows_that_the_workers_are_lost(ends):
+    """Between two runs, or in the transfer of the last state."""
+
+    def script(number, processes):
+        if number == 0:
+            raise Killed
+        state_of(processes)
+
+    _, error = ElasticJob(2, workers=2).run(script).values()
+    assert "all workers are lost, and with them the state of the run" in str(error)
+    assert ends.followed == 1
+
+
 # --- termination signals ----------------------------------------------------------------------------------------------
 
 
