@@ -33,7 +33,7 @@ Op = Literal["mean", "sum", "rows"]
 
 
 class MeanCheck:
-    """Check that compares a function on a few examples with its parts; each function is checked once."""
+    """Check that compares a function on a few examples with its parts; each function is checked once for each `op`."""
 
     def __init__(self) -> None:
         self._looks: Counter[int] = Counter()
@@ -67,7 +67,7 @@ class MeanCheck:
             traced = [jax.make_jaxpr(fn)(state, batch) for batch in batches]
         except Exception:  # the function's own: it may be written for batches of one size
             return
-        known = hash(str(traced[0].jaxpr))
+        known = hash((op, tuple(names), str(traced[0].jaxpr)))
         if self._looks[known] >= _LOOKS or not _can_be_repeated(traced):
             return
         try:

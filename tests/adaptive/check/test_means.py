@@ -114,3 +114,5 @@ def test_a_function_is_looked_at_until_its_parts_differ_and_at_most_three_times(
     check = MeanCheck()
     checked(lambda w, b: (b @ w).mean(), check=check)
     assert len(check._looks) == 1
+    with pytest.raises(ad.DriverError, match="is no sum"):  # it is known as a mean
+        checked(lambda w, b: (b @ w).mean(), "sum", check=check)
