@@ -48,7 +48,7 @@ def split(global_batch: int, shares: Sequence[float] | np.ndarray, limits: Limit
     return tuple((unit * _round(units, ideal, lower, upper, max(1, limits.quantum // unit))).tolist())
 
 
-def check_shares(shares: Sequence[float] | np.ndarray, n_workers: int) -> np.ndarray:
+def check_shares(shares: Any, n_workers: int) -> np.ndarray:
     """Return shares as an array of floats; shape=(n_workers,). Raises a BatchSizeError unless they are one finite
     number per worker, none negative and not all zero.
     """

@@ -123,8 +123,8 @@ def _step(line: dict[str, Any], limits: Limits, hooks: dict[str, RecordedHook]) 
         hyperparameters=line["hyperparameters"],
         examples=line.get("examples", 0),
     )
-    nothing = {} if line.get("skipped") else {name: [] for name, hook in hooks.items() if not hook.leaves}
-    return RecordedStep(seen, line["seconds"], nothing | line["hooks"], _decision(line))
+    ran = [] if line.get("skipped") else [name for name, hook in hooks.items() if not hook.leaves]
+    return RecordedStep(seen, line["seconds"], {name: [] for name in ran} | line["hooks"], _decision(line))
 
 
 def _decision(line: dict[str, Any]) -> Decision | None:
