@@ -37,7 +37,7 @@ class ControlMessages:
     """Point-to-point messages in one communicator, beside its collectives. Messages to dead processes are dropped."""
 
     def __init__(self, mpi: Any, comm: Any):
-        self._mpi, self._comm = mpi, comm
+        self._mpi, self._comm, self._group = mpi, comm, comm.group
         self._sent: list[Any] = []  # requests, kept as long as the communicator
 
     def send(self, ranks: Iterable[int], word: str, content: Any = None) -> None:
@@ -66,5 +66,8 @@ class ControlMessages:
             failed = self._comm.Get_failed()
         except (self._mpi.Exception, NotImplementedError):
             return set()
-        dead = set(failed.Translate_ranks(None, self._comm.group)) if failed.size else set()
+        if not failed.size:
+            return set()
+        dead = set(failed.Translate_ranks(None, self._group))
+        failed.Free()  # Python does not, and this is called ten times a second
         return dead & set(ranks)

@@ -117,6 +117,8 @@ class Group(tuple):
     def size(self) -> int:
         return len(self)
 
+    def Free(self) -> None: ...
+
     def Translate_ranks(self, ranks: Iterable[int] | None, other: Group) -> list[int]:
         return [other.index(self[rank]) for rank in (range(self.size) if ranks is None else ranks)]
 

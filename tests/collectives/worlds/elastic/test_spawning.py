@@ -30,7 +30,7 @@ class Pair:
     def Set_errhandler(self, _handler: Any) -> None: ...
 
     def Get_failed(self) -> Any:
-        return SimpleNamespace(size=int(self.is_dead), Translate_ranks=lambda *_: [1])
+        return SimpleNamespace(size=int(self.is_dead), Translate_ranks=lambda *_: [1], Free=lambda: None)
 
     def send(self, _request: Any, _rank: int, _tag: int) -> None: ...
 

@@ -19,7 +19,7 @@ class Comm:
     group = None
 
     def __init__(self, errors=0):
-        self.errors, self.acknowledged = errors, 0
+        self.errors, self.acknowledged, self.groups = errors, 0, 0
 
     def Iprobe(self, _source, _tag, status):
         if self.errors > self.acknowledged:
@@ -39,7 +39,11 @@ class Comm:
         self.acknowledged += 1
 
     def Get_failed(self):
-        return SimpleNamespace(size=1, Translate_ranks=lambda ranks, group: [2])
+        self.groups += 1
+        return SimpleNamespace(size=1, Translate_ranks=lambda ranks, group: [2], Free=self.free)
+
+    def free(self):
+        self.groups -= 1
 
 
 def messages_in(comm):
@@ -61,6 +65,7 @@ def test_only_the_dead_of_some_ranks_are_named_if_mpi_knows_them():
     comm = Comm()
     messages = messages_in(comm)
     assert (messages.dead([1, 2]), messages.dead([1, 3])) == ({2}, set())
+    assert comm.groups == 0  # none is left in MPI's memory
     comm.Get_failed = lambda: SimpleNamespace(size=0)
     assert messages.dead([1, 2]) == set()
     for error in (OSError, NotImplementedError):
