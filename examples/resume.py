@@ -68,7 +68,7 @@ with comm.world() as world:
     show = partial(print, flush=True) if world.rank == 0 else lambda *_: None
     program = ad.Program(driver, (params, tx.init(params)), train, global_batch=64, world=world)
     program.restore(args.run, missing_ok=True)
-    show(f"begins in epoch {program.epoch}, behind step {program.steps}, on {world.size} workers")
+    show(f"begins in epoch {program.epoch}, after step {program.steps}, on {world.size} workers")
     for report in program.run(until_epoch=args.epochs, checkpoint=ad.Checkpoints(args.run, every="1 epoch")):
         if args.kill_after and report.step >= args.kill_after and any(Path(args.run).glob("0*")):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -57,10 +57,10 @@ def test_they_import_packages_alone(script):
 @pytest.mark.long
 def test_training_resumes_at_its_step(tmp_path):
     first = started("resume", tmp_path, "--epochs", "2")
-    assert "begins in epoch 0, behind step 0, on 1 workers" in first.stdout, first.stderr
+    assert "begins in epoch 0, after step 0, on 1 workers" in first.stdout, first.stderr
     steps = int(re.findall(r"epoch +2 +step +(\d+)", first.stdout)[0])
     second = started("resume", tmp_path, "--epochs", "4")
-    assert f"begins in epoch 2, behind step {steps}, on 1 workers" in second.stdout, second.stderr
+    assert f"begins in epoch 2, after step {steps}, on 1 workers" in second.stdout, second.stderr
     assert accuracy(second) > 60
 
 
