@@ -208,11 +208,12 @@ class RunCheckpointer:
                 has_tried = self.save(is_last=True) or has_tried
 
     def forget(self) -> None:
-        """Forget of which step a checkpoint is on disk: a program that was restored comes to other states by the same
-        steps. Waits for the checkpoint that is being written.
+        """Forget of which step a checkpoint is on disk, and the values of steps: a program that was restored comes to
+        other states by the same steps. Waits for the checkpoint that is being written.
         """
         self.wait()
         self._newest = -1
+        self._parts.run.values = self._values = CheckpointValues(self._options.keep_best)
 
     def _note_once(self, text: str, begin: str = "") -> None:
         if text not in self._noted:

@@ -158,13 +158,15 @@ def test_the_last_state_is_saved_once(counter, tmp_path):
 
 def test_the_last_state_is_saved_if_an_earlier_restore_led_to_the_same_step(counter, tmp_path):
     begun = counter.checkpoint()
-    for report in counter.run(checkpoint=ad.Checkpoints(tmp_path, every=100)):
+    for report in counter.run(checkpoint=ad.Checkpoints(tmp_path, every=100, keep_best=("val", "min"))):
         if report.step == 2 and not names(tmp_path):
+            counter.log(val=1)
             counter.save()
             counter.restore({**begun, "state": [np.float32(8.0)]})
         elif report.step == 2:
             counter.stop()
     assert names(tmp_path) == ["000001-step-2", "000002-step-2"]
+    assert [path.parent.name for path in tmp_path.glob("*/values.json")] == ["000001-step-2"]
     assert float(ad.Checkpoints(tmp_path).read()["state"]["0"]) == float(counter.state[0]) > 8
 
 
