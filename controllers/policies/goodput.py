@@ -136,7 +136,7 @@ class _Rule(NamedTuple):
 
 
 def _policy(rule: _Rule) -> Policy:
-    if rule.growth <= 1 or rule.gain < 1 or rule.factor <= 0 or (rule.multiple is not None and rule.multiple < 1):
+    if not (rule.growth > 1 and rule.gain >= 1 and rule.factor > 0 and (rule.multiple is None or rule.multiple >= 1)):
         raise ValueError(
             f"{rule.name}: growth must be above 1, gain at least 1, factor above 0 and multiple at least 1; got "
             f"{rule.growth}, {rule.gain}, {rule.factor} and {rule.multiple}."

@@ -53,7 +53,7 @@ def noise_batch(
     References:
       Mai et al. 2019, Listing 1; McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", section 2.4.
     """
-    if growth <= 1 or dead_band < 0 or factor <= 0 or (multiple is not None and multiple < 1):
+    if not (growth > 1 and dead_band >= 0 and factor > 0 and (multiple is None or multiple >= 1)):
         raise ValueError(
             f"noise_batch: growth must be above 1, factor above 0, dead_band not negative and multiple at least 1; "
             f"got {growth}, {factor}, {dead_band} and {multiple}."
@@ -113,7 +113,7 @@ def noise_workers(
     """
     if not examples_per_worker >= 1 or examples_per_worker != int(examples_per_worker):
         raise ValueError(f"noise_workers: examples_per_worker is a whole number, 1 or more; got {examples_per_worker}.")
-    if growth <= 1 or dead_band < 0 or factor <= 0:
+    if not (growth > 1 and dead_band >= 0 and factor > 0):
         raise ValueError(
             f"noise_workers: growth must be above 1, factor above 0 and dead_band not negative; got {growth}, {factor} "
             f"and {dead_band}."

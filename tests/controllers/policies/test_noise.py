@@ -76,6 +76,7 @@ def test_batches_are_multiples_of_the_quantum_on_every_worker():
     "wrong",
     [
         {"growth": 1.0},
+        {"factor": math.nan},
         {"min_batch": 8, "max_batch": 4},
         {"max_batch": 0},
         {"multiple": 0},
