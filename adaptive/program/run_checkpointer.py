@@ -156,10 +156,11 @@ class RunCheckpointer:
             self._values.log(numbers_by_name(self._report.metrics), self._report.step)
         arrays = folders.arrays_of(checkpoint)
         # Not a daemon thread, so that the process waits for it at its end.
-        self._thread = threading.Thread(None, self._write_arrays, "adaptive-checkpoint", (checkpoint, arrays))
+        arguments = checkpoint, arrays, self._values
+        self._thread = threading.Thread(None, self._write_arrays, "adaptive-checkpoint", arguments)
         self._thread.start()
 
-    def _write_arrays(self, checkpoint: dict[str, Any], arrays: Any) -> None:
+    def _write_arrays(self, checkpoint: dict[str, Any], arrays: Any, values: CheckpointValues) -> None:
         """Write the logs, which have all earlier steps when a run continues from here, and the checkpoint."""
         from adaptive.disk import writing
 
@@ -170,8 +171,9 @@ class RunCheckpointer:
             self._parts.run.flush_logs()
             self._acquire()  # on a rank that takes over
             folder = writing.write(self._path, self._options.keep, step, arrays, self._options.keep_best)
-            self._newest = step
-            if not self._values.written(step, folder):
+            if values is self._values:  # no restore since
+                self._newest = step
+            if not values.written(step, folder):
                 self._note_once(_NO_VALUE.format(self._options.keep_best))
             self.world.checkpoint_saved(step)
         except NonFiniteError as error:
@@ -209,9 +211,8 @@ class RunCheckpointer:
 
     def forget(self) -> None:
         """Forget of which step a checkpoint is on disk, and the values of steps: a program that was restored comes to
-        other states by the same steps. Waits for the checkpoint that is being written.
+        other states by the same steps.
         """
-        self.wait()
         self._newest = -1
         self._parts.run.values = self._values = CheckpointValues(self._options.keep_best)
 
