@@ -57,13 +57,6 @@ def test_short_steps_are_never_longer_than_with_equal_batches(times):
     assert ratio < 1.02
 
 
-def test_a_split_that_costs_more_microbatches_than_it_saves_is_left_for_long():
-    ratio, sim = over_equal(calls(2e-5, 1.5, 1e-3), 3000, 0)
-    assert sim.sizes[-1].tolist() == [64, 64]
-    assert 2 <= len(sim.changes) <= 6
-    assert ratio < 1.05
-
-
 def test_a_changing_load_is_followed_in_short_steps():
     def times(step, sizes):
         return sizes * np.array([2e-5, 6e-5 if 600 < step <= 2000 else 2e-5])

@@ -203,14 +203,6 @@ def test_a_mutable_array_is_refused_with_its_line():
     assert pointed_at(error.value) == ["ref = jax.new_ref(state)"]
 
 
-def test_a_gradient_through_a_collective_is_refused():
-    def driver(state, batch):
-        return state - jax.grad(lambda w: comm.all_reduce(mean_loss(w, batch)))(state), {}
-
-    with pytest.raises(ad.CollectiveError, match="Differentiate the local loss, then reduce"):
-        traced(driver, W)
-
-
 # --- operators that JAX would leave out -------------------------------------------------------------------------------
 
 

@@ -8,8 +8,6 @@ import pytest
 import controllers as ctrl
 from adaptive.base.errors import DriverError
 
-CORES = np.array([3.0, 5.0, 12.0])
-
 
 def test_lb_bsp_warns_of_unsuitable_inputs():
     check = ctrl.published.lb_bsp(n_inputs=1).check

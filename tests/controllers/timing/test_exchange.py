@@ -19,7 +19,7 @@ def seen(*spells, exchange=None):
 
 
 def after(workers, exchange_seconds, steps, compute=0.1):
-    """A spell without overlap."""
+    """A spell in which the exchange takes so many seconds."""
     return workers, 64, compute, compute + exchange_seconds, steps
 
 
