@@ -30,6 +30,8 @@ from .partition import plan
 from .plan import Plan
 from .trace import Graph, trace
 
+_MANY = 64  # times as many examples, for which a driver is traced that fails for a few
+
 
 @dataclass(eq=False)
 class Planner:
@@ -74,7 +76,14 @@ class Planner:
           DriverError: the driver cannot be run as written.
         """
         with self._lock:
-            self._first = self._trace(examples)
+            try:
+                self._first = self._trace(examples)
+            except (AdaptiveError, MemoryError, OSError):
+                raise
+            except Exception as error:  # raised by the driver, which may need more examples than a microbatch has
+                if self._can_be_traced(_MANY * examples):
+                    raise only_for_more(error, self.driver, examples) from error
+                raise
             while (settled := _settled(self.state, self._first.graph)) is not None:
                 self.state = settled
                 self._first = self._trace(examples)
@@ -146,6 +155,13 @@ class Planner:
         trace_it = partial(trace, capacity=self.capacity, mailboxes=self.mailboxes, on_mesh=self.on_mesh)
         graph = self.ambient.run(trace_it, self.driver, self.state, batch)
         return Expressions(graph)
+
+    def _can_be_traced(self, examples: int) -> bool:
+        try:
+            self._trace(examples)
+        except Exception:  # whatever the driver raises
+            return False
+        return True
 
     def _plan(self, traced: Expressions, numbers: frozenset[Var]) -> Plan:
         found = plan(traced.graph, local_state=self.local_state, sized=numbers, whole=self._whole)

@@ -174,5 +174,6 @@ def test_a_driver_for_batches_of_some_sizes(of):
     def driver(w, batch):
         return step(w, batch, of)
 
+    too_small(raised(driver, 3, ad.DriverError), 3)  # the first size, as by microbatch=3
     too_small(raised(driver, 16, ad.DriverError, further=[12, 3]), 3)  # another size, later
     too_small(raised(driver, 16, ad.DriverError, further=[1]), 1)
