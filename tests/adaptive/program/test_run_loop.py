@@ -84,6 +84,13 @@ def test_ctrl_c_while_the_state_is_overwritten_waits_until_the_step_is_counted(m
         np.testing.assert_allclose(program.state, alone.state, rtol=1e-5)
 
 
+def test_the_steps_of_a_check_leave_ctrl_c_as_it_was():
+    handler = signal.getsignal(signal.SIGINT)
+    with build(descend, 0.0, make_data(), 16) as program:
+        program.check()
+        assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_a_second_ctrl_c_is_not_deferred():
     interrupts = Interrupts()
     interrupts.hold()
