@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -105,6 +106,14 @@ def _collect_only_what_a_module_leaves() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_as_it_was() -> Iterator[None]:
+    """A step defers Ctrl-C. If something else takes steps and does not end that, the next Ctrl-C does nothing."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert signal.getsignal(signal.SIGINT) == before, "the handler of Ctrl-C is another one after this test"
 
 
 def pytest_report_header() -> list[str]:
