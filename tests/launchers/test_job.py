@@ -399,8 +399,8 @@ def test_a_second_ending_signal_does_not_wait_for_the_ranks(play):
     assert play(scene)[0] == (143, signal.SIGTERM, None)
 
 
-def test_a_signal_that_is_ignored_does_not_end_the_job(play):
-    """As SIGHUP under nohup, which the ranks ignore, too."""
+def test_the_end_of_the_terminal_does_not_end_a_job_under_nohup(play):
+    """SIGHUP, which the ranks ignore, too."""
 
     async def scene(ranks: Ranks) -> int:
         rank = await ranks.connect()
