@@ -58,7 +58,7 @@ class Job:
         """Run the job, and return how it has ended. `announce` is called after the signal handlers are installed."""
         loop = asyncio.get_running_loop()
         for number in PASSED_ON:  # before the job starts, so that no signal is missed
-            # nohup has SIGHUP ignored. Shells ignore SIGINT for what they start in the background; `kill -INT` is meant.
+            # nohup has SIGHUP ignored. Shells ignore SIGINT for background processes, too, but `kill -INT` is meant.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._pass_on, number)
         announce()
