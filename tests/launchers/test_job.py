@@ -388,7 +388,7 @@ def test_a_signal_that_ends_a_job_reaches_all_its_ranks(says, code, play):
 def test_a_second_ending_signal_does_not_wait_for_the_ranks(play):
     async def scene(ranks: Ranks) -> int:
         rank = await ranks.connect()
-        for number in (signal.SIGTERM, signal.SIGQUIT):
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
             while not (heard := await rank()):
                 pass
