@@ -37,6 +37,8 @@ if STARTED in os.environ:  # temporary folders of its own: pytest deletes old on
     os.environ["PYTEST_DEBUG_TEMPROOT"] = _folders = tempfile.mkdtemp(prefix="adaptive-tests-")
     atexit.register(shutil.rmtree, _folders, ignore_errors=True)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells do in the background; tests interrupt steps
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 compilations.share_contexts()
 jax.config.update("jax_num_cpu_devices", 4)  # before any backend is used: workers of a DeviceWorld
 jaxrun.join()  # where one of its processes runs this suite
