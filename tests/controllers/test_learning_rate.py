@@ -91,6 +91,13 @@ def test_without_a_signal_the_last_factor_stays():
     np.testing.assert_allclose(found, [1.5, 1.5, 1.25, 1.5], rtol=1e-6)  # at most s = 5 / 4 in step 3
 
 
+@pytest.mark.parametrize("rule", ["linear", "sqrt"])
+def test_outside_a_program_there_is_no_batch_and_updates_stay_as_they_are(rule):
+    tx = ctrl.scale_by_batch(rule, base=4)
+    updates, _ = tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
+    assert updates.tolist() == [1, 1, 1]
+
+
 def test_impossible_arguments_are_refused():
     with pytest.raises(ValueError, match="'sqrt'"):
         ctrl.scale_by_batch("cubic", base=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -112,6 +113,8 @@ def watch(monkeypatch, transport):
         monkeypatch.setattr(watchdog, "_kill", lambda pids: done.append(tuple(pid - os.getpid() for pid in pids)))
         monkeypatch.setattr(watchdog, "run_exit_hooks", lambda: done.append("hooks"))
         monkeypatch.setattr(watchdog.os, "_exit", lambda code: done.append("exit"))
+        output = SimpleNamespace(flush=lambda: done.append("flushed"))
+        monkeypatch.setattr(watchdog, "sys", SimpleNamespace(stdout=output, stderr=output))
         monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
         process = SimpleNamespace(new_activity=WorldActivity, watches=True, watchdogs=made)
         watching = Watchdog(transport, 2.0, lambda code: done.append(("abort", code)))
@@ -138,7 +141,7 @@ def test_a_rank_of_this_host_is_named_and_killed(watch, caplog):
 
 def test_the_job_ends_where_the_others_cannot_continue(watch, transport):
     transport.survives = False
-    assert watch(Rank(INSIDE), Rank()) == [(2,), "hooks", ("abort", 1), "exit"]
+    assert watch(Rank(INSIDE), Rank()) == [(2,), "hooks", "flushed", "flushed", ("abort", 1), "exit"]
 
 
 def test_one_rank_that_waits_acts_for_all(watch, caplog):
@@ -156,7 +159,30 @@ def test_a_rank_that_has_left_is_not_waited_for(survives, watch, transport):
 def test_ranks_of_other_hosts_are_named_and_waited_for_longer(watch, caplog):
     assert watch(Rank(INSIDE), Rank(INSIDE), seconds=19) == []
     assert "The ranks of other hosts cannot be seen from here: rank 3 (pid" in caplog.text
-    assert watch(Rank(INSIDE), Rank(INSIDE), seconds=24) == [(1, 2), "hooks", ("abort", 1), "exit"]
+    assert watch(Rank(INSIDE), Rank(INSIDE), seconds=24) == [
+        (1, 2),
+        "hooks",
+        "flushed",
+        "flushed",
+        ("abort", 1),
+        "exit",
+    ]
+
+
+def test_a_pid_that_another_process_has_by_now_is_not_killed(monkeypatch):
+    killed = []
+    monkeypatch.setattr(watchdog.ActivityRecord, "of", {1: object()}.get)
+    monkeypatch.setattr(watchdog.os, "kill", lambda pid, number: killed.append((pid, number)))
+    watchdog._kill([1, 2])
+    assert killed == [(1, signal.SIGKILL)]
+
+
+def test_without_proc_all_processes_have_one_pid_namespace(monkeypatch):
+    def no_proc(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(watchdog.os, "readlink", no_proc)
+    assert watchdog.pid_space() == ""
 
 
 def test_what_a_rank_says_of_itself_is_what_its_threads_do(transport, monkeypatch):
