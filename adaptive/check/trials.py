@@ -144,11 +144,7 @@ class Bench:
             Reading(step, self._seed, w, sum(sizes), size, size, 1, begins, 1.0, 1.0, taking_part)
             for w, (begins, size) in enumerate(shares)
         ]
-        try:
-            outcome = trial.step(Share(sizes, starts, batches), readings, microbatches=split)
-        finally:
-            if trial.context.interrupts.held:
-                trial.context.interrupts.release()
+        outcome = trial.step(Share(sizes, starts, batches), readings, microbatches=split)
         assert outcome is not None, "workers of one device have no fused steps"
         after = Start([list(s) for s in trial.states], [[list(s) for s in of_one] for of_one in trial.op_states])
         old, kept = self._kept(start), self._kept(after)

@@ -110,16 +110,17 @@ class Interrupts:
     the state, whose memory is given to the new one, or take the same examples twice. A second Ctrl-C is not deferred.
 
     Attributes:
+      used: whether anyone counts the steps, and calls `release`. Otherwise `hold` does nothing.
       held: whether Ctrl-C is deferred now.
     """
 
     def __init__(self) -> None:
-        self.held = self._came = False
+        self.used = self.held = self._came = False
         self._before: Any = None
 
     def hold(self) -> None:
         """Defer Ctrl-C. Does nothing in any thread but the main one, where alone Python raises KeyboardInterrupt."""
-        if self.held or (before := _signal.getsignal(signal.SIGINT)) is None:  # None: not Python's
+        if not self.used or self.held or (before := _signal.getsignal(signal.SIGINT)) is None:  # None: not Python's
             return
         self._before, self._came = before, False
         try:
