@@ -25,7 +25,8 @@ def table(runs: dict[str, Simulation]) -> str:
     examples = min(int(run.global_batch.sum()) for run in runs.values())
     base = next(iter(runs))
     counted = any(run.cluster is not None and run.cluster.first is not None for run in runs.values())
-    more = ("workers", "worker-s", "goodput") if counted else ()
+    judged = counted and not np.isnan(runs[base].goodput)  # it needs a noise scale
+    more = (("workers", "worker-s") if counted else ()) + (("goodput",) if judged else ())
     rows: list[tuple[str, ...]] = [
         ("policy", "mean step", "best split", "over best", "adjustments", f"speed-up over {base}", *more)
     ]
@@ -33,8 +34,8 @@ def table(runs: dict[str, Simulation]) -> str:
         took, best = run.step_seconds.mean(), run.ideal_seconds.mean()
         gain = runs[base].seconds_to(examples) / run.seconds_to(examples)
         cells = (name, _ms(took), _ms(best), f"{took / best:.3f}", str(len(run.adjustments)), f"{gain:.2f}")
-        spent = (f"{run.workers.mean():.1f}", f"{run.worker_seconds:.4g}", f"{run.goodput:.4g}") if counted else ()
-        rows.append((*cells, *spent))
+        spent = (f"{run.workers.mean():.1f}", f"{run.worker_seconds:.4g}", f"{run.goodput:.4g}")
+        rows.append((*cells, *spent[: len(more)]))
     return aligned(rows)
 
 

@@ -73,6 +73,7 @@ def test_where_there_is_a_reserve_the_table_counts_workers():
     assert 2 < float(table["noise_workers@5"][5]) <= 6
     assert float(table["noise_workers@5"][6]) > float(table["equal"][6])
     assert float(table["noise_workers@5"][7]) > float(table["equal"][7])
+    assert rows(run("spot", *small[:-2]))["policy"][5:] == ["workers", "worker-s"]  # without a noise scale no goodput
     assert len(rows(run("step_change", *small))["policy"]) == 5
 
 
