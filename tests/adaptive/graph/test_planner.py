@@ -18,6 +18,7 @@ import monitors as mon
 from adaptive import operators
 from adaptive.base.decision import Decision
 from adaptive.graph.expressions import Expressions, sized
+from adaptive.graph.planner import _another
 from adaptive.runtime.local_world import LocalWorld
 from tests.adaptive.drivers import FEATURES, make_data, mean_loss, planner, pointed_at, traced
 
@@ -30,6 +31,14 @@ def sgd(state, batch):
 
 
 # --- what belongs to a size -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("examples", "multiple", "another"),
+    [(8, 1, 4), (12, 1, 8), (2, 1, 3), (1, 1, 2), (32, 8, 16), (8, 8, 16), (96, 8, 64)],
+)
+def test_a_size_is_compared_with_the_power_of_two_below_it_and_never_with_one_unit(examples, multiple, another):
+    assert _another(examples, multiple) == another
 
 
 def numbers_of(driver, examples=8, other=4):

@@ -10,6 +10,7 @@ import pytest
 import controllers as ctrl
 from adaptive.base.decision import Limits
 from adaptive.base.errors import DriverError
+from controllers.policies.goodput import MOST_NUMBERS, _numbers, _Rule
 from controllers.simulate import Cluster, Hooked, jitter, simulate
 from controllers.timing._allocate import fill
 from tests.controllers.observations import observe
@@ -34,6 +35,13 @@ def goodput(cluster, n, batch):
     sizes = fill(batch, times, np.ones(n, np.int64), np.full(n, 10**4))
     seconds = float(times(sizes).max()) + cluster.overhead_of(n)
     return batch / seconds * ctrl.timing.efficiency(cluster.noise_scale(0), batch)
+
+
+def test_of_hundreds_of_workers_few_numbers_are_compared_and_always_the_next_ones():
+    rule = _Rule("", growth=4.0, gain=1.0, factor=1.0, multiple=None, min_batch=None, max_batch=None, workers=(1, 400))
+    numbers = _numbers(rule, observe(batch_sizes=(8,) * 100, workers=(100, 1, 400)))
+    assert {25, 99, 100, 101, 400} <= set(numbers)
+    assert len(numbers) <= MOST_NUMBERS + 3
 
 
 @pytest.mark.long
