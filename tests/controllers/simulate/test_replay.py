@@ -163,6 +163,16 @@ def test_a_fitted_cluster_takes_the_recorded_time_for_the_recorded_sizes(trace):
     assert fitted.certain.all()
 
 
+def test_a_fitted_cluster_has_the_workers_of_each_recorded_step_and_then_of_the_last(trace):
+    cluster = Cluster(
+        ctrl.timing.BatchTime(np.ones(3), np.zeros(3)), present=lambda step: np.arange(3) < 2 + (step > 20)
+    )
+    ran = simulate((), cluster, 60, 40)
+    write(trace, ran)
+    present = fit(read_trace(trace)).cluster.present
+    assert [present(step).tolist() for step in (1, 20, 21, 40, 90)] == [[True, True, False]] * 2 + [[True] * 3] * 3
+
+
 @pytest.mark.parametrize("noise", [None, jitter(0.05)])
 def test_nonlinear_costs_are_distinguished_from_changes_of_speed(trace, noise):
     times = ctrl.timing.BatchTime(np.array([1e-3, 2e-3, 2e-3]), np.array([0.1, 0.0, 0.0]), np.array([0.0, 0.0, 0.25]))
