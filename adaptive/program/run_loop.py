@@ -55,7 +55,7 @@ class RunLoop:
         self._before: deque[tuple[int, Any, int]] = deque(maxlen=UNDER_WAY + 2)
         self._under_way = threading.Lock()  # held during a step
         self._interrupts = parts.engine.context.interrupts
-        self._interrupts.used = True
+        self._interrupts.enabled = True
         self._pid = os.getpid()
 
     def step(self, *, wait: bool = True, has_settings: bool | None = None) -> Report:

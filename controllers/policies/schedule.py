@@ -154,7 +154,8 @@ def _check_value(value: Any) -> str:
 
 
 def _numbers(value: Any) -> np.ndarray | None:
-    return truths(value) if reals(value) is None else reals(value)
+    numbers = reals(value)
+    return truths(value) if numbers is None else numbers
 
 
 def _equal(present: Any, value: Any) -> bool:

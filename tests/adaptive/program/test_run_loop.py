@@ -93,7 +93,7 @@ def test_the_steps_of_a_check_leave_ctrl_c_as_it_was():
 
 def test_a_second_ctrl_c_is_not_deferred():
     interrupts = Interrupts()
-    interrupts.used = True
+    interrupts.enabled = True
     interrupts.hold()
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
